@@ -1,0 +1,5 @@
+"""The reader of config.json."""
+
+from .runnable import model_config
+
+__all__ = ["model_config"]

@@ -1,0 +1,166 @@
+"""Which config.json kvlab's own GPT can run, and the ModelConfig it becomes: the Llama family. Loads no torch.
+
+The GPT knows RMSNorm, rotary positions over the whole head, SwiGLU, and MHA, GQA or MQA with optional biases and
+windows. A configuration that needs anything else is refused by name; the calculator still counts its bytes.
+"""
+
+from __future__ import annotations
+
+from kvlab.config import ModelConfig
+
+from .reading import ConfigError, find, flag, load_config, whole
+
+# model_type -> what transformers assumes where the key is missing (its configuration classes, version 5)
+_FAMILIES = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
+}
+SUPPORTED = "Llama, SmolLM, TinyLlama, Mistral and Qwen2 or Qwen2.5 (model_type llama, mistral or qwen2)"
+
+# key that makes a model something else -> what that is called
+_FOREIGN = {
+    "num_local_experts": "a mixture of experts",
+    "num_experts": "a mixture of experts",
+    "n_routed_experts": "a mixture of experts",
+    "kv_lora_rank": "multi-head latent attention (MLA)",
+    "use_qk_norm": "normalised queries and keys (qk-norm)",
+    "qk_norm": "normalised queries and keys (qk-norm)",
+    "no_rope_layers": "layers without rotary positions (NoPE)",
+    "vision_config": "an image encoder",
+    "quantization_config": "quantized weights",
+}
+
+
+def model_config(config) -> ModelConfig:
+    """The ModelConfig of a Llama-family configuration: a dict, a config.json or a folder holding one.
+
+    Reads attention_bias, mlp_bias, Qwen2's qkv bias, use_sliding_window with max_window_layers, layer_types, and rotary
+    scaling in both spellings (rope_scaling with rope_theta; rope_parameters of transformers 5): linear and llama3.
+    Raises ConfigError, which names what kvlab's GPT cannot run and what it can.
+    """
+    config = load_config(config)
+    family = config.get("model_type")
+    if family not in _FAMILIES:
+        raise ConfigError(f"kvlab's GPT cannot run model_type={family!r}; it runs {SUPPORTED}")
+    for key, what in _FOREIGN.items():
+        if config.get(key):
+            raise ConfigError(f"kvlab's GPT cannot run {what} ({key}={_short(config[key])}); it runs {SUPPORTED}")
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ConfigError(
+            f"kvlab's GPT cannot run hidden_act={config['hidden_act']!r}; its MLP is SwiGLU, hidden_act 'silu'"
+        )
+
+    defaults = _FAMILIES[family]
+    layers, heads = whole(config, "num_hidden_layers"), whole(config, "num_attention_heads")
+    theta, scaling = rope(config)
+    window, layer_types = _windows(config, family, layers)
+    try:
+        return ModelConfig(
+            vocab_size=whole(config, "vocab_size"),
+            hidden_size=whole(config, "hidden_size"),
+            intermediate_size=whole(config, "intermediate_size"),
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=whole(
+                config, "num_key_value_heads", default=defaults.get("num_key_value_heads", heads)
+            ),
+            head_dim=whole(config, "head_dim", default=None),
+            max_position_embeddings=whole(
+                config, "max_position_embeddings", default=defaults["max_position_embeddings"]
+            ),
+            rms_norm_eps=_number("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            attention_bias=family == "llama" and flag(config, "attention_bias"),
+            qkv_bias=family == "qwen2",
+            mlp_bias=flag(config, "mlp_bias"),
+            tie_word_embeddings=flag(config, "tie_word_embeddings"),
+            sliding_window=window,
+            layer_types=layer_types,
+            bos_token_id=_token(config, "bos_token_id"),
+            eos_token_id=_token(config, "eos_token_id"),
+            pad_token_id=_token(config, "pad_token_id"),
+        )
+    except (ValueError, TypeError) as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
+
+
+def rope(config: dict) -> tuple[float, dict | None]:
+    """(theta, scaling): scaling is None or a dict whose rope_type is "linear" or "llama3"; both spellings are read."""
+    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    scaling = _merged(config.get("rope_parameters") or {}, config.get("rope_scaling") or {})
+    if any(isinstance(value, dict) for value in scaling.values()):
+        raise ConfigError(f"kvlab's GPT cannot run {name} that differs between layer types: {_short(scaling)}")
+    kind = scaling.pop("type", None)
+    kind = scaling.pop("rope_type", kind) or "default"
+    inner = scaling.pop("rope_theta", None)
+    _, theta = find(
+        {"rope_theta": config.get("rope_theta"), f"{name}.rope_theta": inner}, "rope_theta", f"{name}.rope_theta"
+    )
+    part = scaling.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if part not in (None, 1, 1.0):
+        raise ConfigError(f"kvlab's GPT cannot run partial_rotary_factor={part!r}; it turns the whole head")
+    theta = _number("rope_theta", 10000.0 if theta is None else theta)
+    needed = {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    }
+    if kind not in needed:
+        raise ConfigError(f"kvlab's GPT cannot run rope_type={kind!r}; it runs default, linear and llama3")
+    if kind == "default":
+        return theta, None
+    for key in needed[kind]:
+        if key not in scaling:
+            raise ConfigError(f"{name} of rope_type {kind!r} has no {key}")
+    return theta, {"rope_type": kind, **{key: _number(f"{name}.{key}", scaling[key]) for key in needed[kind]}}
+
+
+def _merged(new: dict, old: dict) -> dict:
+    """Some files carry rope_parameters and rope_scaling side by side: allowed as long as they agree."""
+    for name, value in (("rope_parameters", new), ("rope_scaling", old)):
+        if not isinstance(value, dict):
+            raise ConfigError(
+                f"{name}={_short(value)} must be an object such as {{'rope_type': 'linear', 'factor': 2.0}}"
+            )
+    for key in set(new) & set(old):
+        if new[key] != old[key]:
+            raise ConfigError(f"rope_parameters.{key}={new[key]!r} contradicts rope_scaling.{key}={old[key]!r}")
+    return {**old, **new}
+
+
+def _windows(config: dict, family: str, layers: int) -> tuple[int | None, tuple[str, ...] | None]:
+    """(sliding_window, layer_types) as transformers reads them for this family."""
+    types = config.get("layer_types")
+    if family == "llama":
+        types = None if types and set(types) == {"full_attention"} else types
+        if types:
+            raise ConfigError(f"a llama configuration has only full attention, not layer_types={_short(types)}")
+        return None, None
+    default = None if "sliding_window" in config else _FAMILIES[family]["sliding_window"]
+    window = whole(config, "sliding_window", default=default)
+    if family == "qwen2" and not flag(config, "use_sliding_window"):
+        window = None  # Qwen2 and 2.5 state a window and switch it off
+    if window is None:
+        return None, None
+    if types is None and family == "qwen2":
+        first = whole(config, "max_window_layers", default=28, least=0)  # the layers below it attend to everything
+        types = ["sliding_attention" if layer >= first else "full_attention" for layer in range(layers)]
+    return window, None if types is None else tuple(types)
+
+
+def _number(name: str, value) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ConfigError(f"{name}={value!r} must be a positive number")
+    return value
+
+
+def _token(config: dict, name: str):
+    value = config.get(name)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _short(value) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
