@@ -1,0 +1,81 @@
+"""Which machine, which numbers, which versions: the line that every saved output carries."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+
+def best_device() -> torch.device:
+    """CUDA if there, then MPS, then CPU. The environment variable KVLAB_DEVICE (cpu, cuda, cuda:1, mps) overrides.
+
+    Raises ValueError if KVLAB_DEVICE names no device, or one that this machine lacks.
+    """
+    wanted = os.environ.get("KVLAB_DEVICE")
+    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if not wanted:
+        return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"KVLAB_DEVICE={wanted!r} names no device: use cpu, cuda, cuda:N or mps")
+    count = {"cpu": 1, "cuda": torch.cuda.device_count() if has_cuda else 0, "mps": int(has_mps)}[device.type]
+    if (device.index or 0) >= count:
+        raise ValueError(f"KVLAB_DEVICE={wanted!r}, but this machine has {count or 'no'} {device.type} device(s)")
+    return device
+
+
+def best_dtype(device=None) -> torch.dtype:
+    """The dtype to run a model in: float32 on a CPU, bfloat16 on a GPU, float16 where the card lacks it (T4, V100, MPS).
+
+    "Lacks" means no arithmetic units for it: emulation exists on older cards and is slow.
+    """
+    device = torch.device(device) if device is not None else best_device()
+    if device.type == "cuda":
+        return torch.bfloat16 if _has_bf16(device) else torch.float16
+    return torch.float16 if device.type == "mps" else torch.float32
+
+
+def _has_bf16(device) -> bool:
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)  # Ampere and later
+
+
+def about(device=None) -> str:
+    """One line: device, its size, the dtypes it computes in, and the versions that produced an output."""
+    device = torch.device(device) if device is not None else best_device()
+    if device.type == "cuda":
+        card = torch.cuda.get_device_properties(device)
+        dtypes = "fp32, fp16, bf16" if _has_bf16(device) else "fp32, fp16 (no bf16)"
+        machine = f"{card.name}, {card.total_memory / 2**30:.0f} GiB · {dtypes}"
+    else:
+        threads = torch.get_num_threads()
+        kind = f"{_cpu_name()}, {os.cpu_count()} cores, {threads} thread{'s' * (threads > 1)}"
+        machine = f"{kind} · {'fp32, fp16 on its GPU (mps)' if device.type == 'mps' else 'fp32'}"
+    return f"{machine} · torch {torch.__version__} · Python {platform.python_version()} · kvlab {_kvlab_version()}"
+
+
+def _cpu_name() -> str:
+    try:
+        if platform.system() == "Linux":
+            with open("/proc/cpuinfo") as info:
+                for line in info:
+                    if line.startswith(("model name", "Model")):
+                        return line.split(":", 1)[1].strip()
+        elif platform.system() == "Darwin":
+            return subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True).strip()
+    except (OSError, subprocess.SubprocessError):
+        pass
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def _kvlab_version() -> str:
+    try:
+        return version("kvlab")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "(not installed)"
