@@ -1,0 +1,143 @@
+"""What a picture is made of: one plain dict, drawn by svg.py (sliders), figures.py (matplotlib) and plotly alike.
+
+Plain means dicts, lists, strings, numbers, bools and None: nothing here knows a drawing library. Every picture has
+"kind" and "title", and may have "sentence" (what it says, in words and numbers) and "note" (device and versions).
+
+kind "lines"
+    x, y       axes: {"label": str, "unit": see theme.number, "scale": "linear" | "log2" | "log10", "lo", "hi": optional}
+    series     list of {"variant": a key of theme.VARIANTS or None, "label": its name by default,
+               "x": numbers, "y": numbers, None where it did not fit,
+               "sampled": bools, True where the point was measured on a sample and scaled up (drawn hollow),
+               "points": False hides the markers (closed forms), "dashed": True for predictions beside measurements,
+               "slope": a fitted exponent to print, "low", "high": the spread of y (a light band)}
+    limits     list of {"label": str, "value": y}: what does not fit lies above
+    at         an x to mark: where the reader's slider stands
+kind "bars"    (horizontal, stacked from the left)
+    y          the axis of the values, linear
+    parts      names of the pieces, from the left
+    bars       list of {"variant", "label", "values": one number per part, or None for a bar that did not fit}
+    limits     as above
+kind "heatmap"
+    values     rows of numbers, None for an empty cell;   unit, label: of the values
+    rows, columns   names (may be empty lists);   x, y: {"label": str};   lo, hi: the ends of the colours, optional
+kind "slots"   (cells in rows: a ring, a block table, a pool)
+    rows       list of {"label": str, "cells": [{"text": str, "state": a key of STATES, "group": int}]}
+    groups     names for group 0, 1, ... (requests, say), shown as a legend
+kind "panels"
+    panels     list of pictures of the kinds above, drawn side by side where there is room
+"""
+
+from __future__ import annotations
+
+from . import theme
+
+STATES = {
+    "free": "free",
+    "held": "held",
+    "new": "written in this step",
+    "sink": "sink, kept for good",
+    "evicted": "forgotten",
+}
+_NEEDS = {"lines": ("x", "y", "series"), "bars": ("y", "parts", "bars"), "heatmap": ("values",), "slots": ("rows",),
+          "panels": ("panels",)}  # fmt: skip
+
+
+def check(data: dict) -> str:
+    """The picture's kind. Raises ValueError where a key is missing or lists that belong together differ in length."""
+    kind = data.get("kind")
+    if kind not in _NEEDS:
+        raise ValueError(f"a picture's kind is one of {', '.join(_NEEDS)}, not {kind!r}")
+    missing = [key for key in (*_NEEDS[kind], *(() if kind == "panels" else ("title",))) if key not in data]
+    if missing:
+        raise ValueError(f"a picture of kind {kind!r} also needs {', '.join(missing)}")
+    for s in data.get("series", ()):
+        for key in ("y", "sampled", "low", "high"):
+            if key in s and len(s[key]) != len(s["x"]):
+                raise ValueError(f"series {name(s)!r} has {len(s['x'])} x but {len(s[key])} {key}")
+    for b in data.get("bars", ()):
+        if b["values"] is not None and len(b["values"]) != len(data["parts"]):
+            raise ValueError(f"bar {name(b)!r} has {len(b['values'])} values for {len(data['parts'])} parts")
+    widths = {len(row) for row in data.get("values", ())}
+    if len(widths) > 1:
+        raise ValueError(f"the rows of a heat map differ in length: {sorted(widths)}")
+    for row in data.get("rows", ()) if kind == "slots" else ():
+        for cell in row["cells"]:
+            if cell.get("state", "held") not in STATES:
+                raise ValueError(f"slot state {cell['state']!r} is none of {', '.join(STATES)}")
+    return kind
+
+
+def name(item: dict) -> str:
+    """The label of a series or bar: its own, else its variant's."""
+    return item.get("label") or theme.style(item.get("variant")).name
+
+
+def label(series: dict) -> str:
+    """What stands at a line's end: the name, and the fitted slope where there is one."""
+    return f"{name(series)}, slope {series['slope']:.2f}" if series.get("slope") is not None else name(series)
+
+
+def finished(series: dict) -> list[tuple[float, float, bool]]:
+    """The points that fit: (x, y, sampled)."""
+    sampled = series.get("sampled") or [False] * len(series["x"])
+    return [(x, y, s) for x, y, s in zip(series["x"], series["y"], sampled, strict=True) if y is not None]
+
+
+def unfinished(series: dict) -> list[float]:
+    """The x of the points that did not fit."""
+    return [x for x, y in zip(series["x"], series["y"], strict=True) if y is None]
+
+
+def heat_range(data: dict) -> tuple[float, float]:
+    """The values at the two ends of a heat map's colours."""
+    cells = [v for row in data["values"] for v in row if v is not None]
+    lo, hi = data.get("lo", min(cells, default=0.0)), data.get("hi", max(cells, default=1.0))
+    return lo, hi if hi > lo else lo + 1.0
+
+
+def describe(data: dict) -> str:
+    """The picture in words, with its numbers: the aria-label of the SVG and the alt text of the PNG."""
+    kind = check(data)
+    if kind == "panels":
+        return " ".join(describe(panel) for panel in data["panels"])
+    if kind == "lines":
+        parts = [_describe_series(s, data) for s in data["series"]]
+    elif kind == "bars":
+        unit, names = data["y"].get("unit", ""), data["parts"]
+        parts = [f"{name(b)} {_describe_bar(b['values'], names, unit)}" for b in data["bars"]]
+    elif kind == "heatmap":
+        cells = [v for row in data["values"] for v in row if v is not None]
+        unit = data.get("unit", "")
+        span = f"from {theme.number(min(cells), unit)} to {theme.number(max(cells), unit)}" if cells else "empty"
+        parts = [f"{len(data['values'])} by {max(map(len, data['values']), default=0)} cells, {span}"]
+    else:
+        parts = [f"{r['label']}: " + " ".join(_describe_cell(c) for c in r["cells"]) for r in data["rows"]]
+    unit = data.get("y", {}).get("unit", "")
+    parts += [f"{m['label']} {theme.number(m['value'], unit)}" for m in data.get("limits", ())]
+    return f"{data['title']}: " + "; ".join(parts) + "."
+
+
+def _describe_series(s: dict, data: dict) -> str:
+    unit, at, done = data["y"].get("unit", ""), data.get("at"), finished(s)
+    if at is not None and done:
+        chosen = [min(done, key=lambda p: abs(p[0] - at))]
+    else:
+        chosen = [done[0], done[-1]] if len(done) > 1 else done
+    words = [f"{theme.number(y, unit)} at {theme.number(x, data['x'].get('unit', ''))}" for x, y, _ in chosen]
+    lost = unfinished(s)
+    words += [f"did not fit at {', '.join(theme.number(x, data['x'].get('unit', '')) for x in lost)}"] if lost else []
+    return f"{label(s)} {', '.join(words) or 'no points'}"
+
+
+def _describe_bar(values, names, unit) -> str:
+    if values is None:
+        return "did not fit"
+    if len(values) == 1:
+        return theme.number(values[0], unit)
+    pieces = ", ".join(f"{n} {theme.number(v, unit)}" for n, v in zip(names, values, strict=True))
+    return f"{theme.number(sum(values), unit)} ({pieces})"
+
+
+def _describe_cell(cell: dict) -> str:
+    state = cell.get("state", "held")
+    return "free" if state == "free" else cell.get("text", "") + ("" if state == "held" else f" ({state})")

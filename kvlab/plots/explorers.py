@@ -1,0 +1,81 @@
+"""The explorers that need no measurement: what a generation costs, and what its cache holds."""
+
+from __future__ import annotations
+
+from .. import cost
+from ..config import ModelConfig
+from . import theme
+from .explorer import Explorer, choice, slider
+from .scale import slope
+
+LENGTHS = tuple(2**p for p in range(4, 18))  # 16 .. 131,072 tokens
+TERMS = {
+    "everything": ("FLOPs, whole generation", lambda f: f.total),
+    "attention only": ("attention FLOPs, whole generation", lambda f: f.attention),
+    "projections only": ("projection FLOPs, whole generation", lambda f: f.projections),
+}
+
+
+class CostExplorer(Explorer):
+    """Predicted FLOPs of a generation without a cache, with a full one and with a sliding one, and the bytes held.
+
+    Left: the whole generation against its length, log-log. Right: the next token at the chosen length, split into
+    projections and attention. measured: further series (data.py, kind "lines") to lay over the left picture, drawn as
+    points while the predictions become dashed; FLOPs of a whole generation from a prompt of `prompt` tokens.
+    """
+
+    variants = ("none", "full", "sliding")
+
+    def __init__(self, prompt: int = 1, vocab_size: int = 32000, measured: list[dict] | None = None, note: str = "", **kw):
+        self.prompt, self.vocab_size, self.measured, self.note = prompt, vocab_size, measured or [], note
+        super().__init__(**kw)
+
+    def controls(self):
+        return {
+            "length": slider("length", LENGTHS, 4096, "tokens generated", "tokens"),
+            "window": slider("window", [2**p for p in range(4, 14)], 512, "keys a sliding cache keeps", "tokens"),
+            "layers": slider("layers", [1, 2, 4, 8, 16, 22, 32, 48, 64, 80], 16, "num_hidden_layers"),
+            "hidden": slider("hidden size", [64, 128, 256, 512, 1024, 2048, 4096, 8192], 1024, "hidden_size; heads are 64 wide"),
+            "kv": choice("keys and values", [("one pair per head (MHA)", 1), ("one per 4 heads (GQA)", 4), ("one pair (MQA)", 0)],
+                         1, "num_key_value_heads: how many query heads share a key and value head"),
+            "term": choice("count", list(TERMS), "everything", "which FLOPs the left picture shows"),
+        }  # fmt: skip
+
+    def config(self, values: dict) -> ModelConfig:
+        """The model the controls describe: heads of 64 channels, SwiGLU of 8/3 the hidden size."""
+        heads = values["hidden"] // 64
+        kv = 1 if values["kv"] == 0 else max(heads // values["kv"], 1)
+        return ModelConfig(hidden_size=values["hidden"], num_hidden_layers=values["layers"], vocab_size=self.vocab_size,
+                           num_attention_heads=heads, num_key_value_heads=kv)  # fmt: skip
+
+    def data(self, values: dict) -> dict:
+        config, at, window = self.config(values), values["length"], values["window"]
+        words, pick = TERMS[values["term"]]
+        series = []
+        for kind in self.variants:
+            y = [pick(cost.generation_flops(config, kind, self.prompt, n, window)) for n in LENGTHS]
+            fit = slope(LENGTHS[-4:], y[-4:])
+            series.append({"variant": kind, "x": list(LENGTHS), "y": y, "points": False, "slope": fit,
+                           "dashed": bool(self.measured)})  # fmt: skip
+        lines = {
+            "kind": "lines", "title": "The whole generation", "series": series + self.measured, "at": at, "weight": 1.5,
+            "x": {"label": f"tokens generated (slopes: last four of {len(LENGTHS)} lengths)", "unit": "tokens", "scale": "log2"},
+            "y": {"label": words, "unit": "FLOP", "scale": "log10"}, "note": self.note,
+        }  # fmt: skip
+        steps = {kind: cost.step_flops(config, kind, self.prompt + at - 1, window) for kind in self.variants}
+        bars = {
+            "kind": "bars", "title": f"Token {at:,}", "y": {"label": "FLOPs for this one token", "unit": "FLOP"},
+            "parts": ["projections", "attention"], "bars": [{"variant": k, "values": list(f)} for k, f in steps.items()],
+        }  # fmt: skip
+        held = {k: cost.held_bytes(config, k, self.prompt + at - 1, window) for k in self.variants}
+        memory = {
+            "kind": "bars", "title": f"Held for token {at:,}", "y": {"label": "keys and values, fp16", "unit": "B"},
+            "parts": ["keys and values"], "bars": [{"variant": k, "values": [b]} for k, b in held.items()],
+        }  # fmt: skip
+        whole = {k: cost.generation_flops(config, k, self.prompt, at, window).total for k in self.variants}
+        sentence = (
+            f"{at:,} tokens without a cache cost {theme.si(whole['none'], 'FLOP')}, "
+            f"{theme.digits(whole['none'] / whole['full'])} times as much as with a full cache, which holds "
+            f"{theme.bytes_(held['full'])}; a window of {window:,} holds {theme.bytes_(held['sliding'])}."
+        )
+        return {"kind": "panels", "title": "Predicted cost", "panels": [lines, bars, memory], "sentence": sentence}
