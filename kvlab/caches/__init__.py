@@ -1,0 +1,60 @@
+"""The caches, and make_cache(), which knows them by name."""
+
+from __future__ import annotations
+
+import inspect
+
+from kvlab.caches.adopt import adopt
+from kvlab.caches.base import CacheFull, KVCache, NotOffered, RewindError, Step
+from kvlab.caches.full import FullCache, GrowingCache
+from kvlab.caches.paged import PagedCache
+from kvlab.caches.pool import BlockPool, PoolExhausted
+from kvlab.caches.quantized import QuantizedCache
+from kvlab.caches.sliding import SlidingWindowCache
+
+KINDS: dict[str, type[KVCache]] = {
+    "growing": GrowingCache,
+    "full": FullCache,
+    "sliding": SlidingWindowCache,
+    "quantized": QuantizedCache,
+    "paged": PagedCache,
+}
+
+
+def make_cache(kind: str, model, batch_size: int = 1, max_length: int = 1024, **options) -> KVCache:
+    """A cache of a named kind that fits the model.
+
+    kind: growing, full, sliding, quantized or paged; max_length: tokens per row (prompt and generated).
+    options: sliding: window=, sinks=0, sinks_at="text"|"cache"
+             quantized: k_bits=, v_bits= (8, 4, 2, "fp8", 16), key_axis="channel"|"token", group_size=64, residual_length=
+             paged: block_size=16, num_blocks=None, pool=None
+    Raises ValueError for an unknown kind or option, naming those that exist.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"cache kind {kind!r} is not known; kinds are {', '.join(KINDS)}")
+    cls = KINDS[kind]
+    known = [
+        n for n in inspect.signature(cls).parameters if n not in ("batch_size", "max_length", "rope_freq", "head_dim")
+    ]
+    if unknown := [name for name in options if name not in known]:
+        raise ValueError(f"a {kind} cache has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    return cls.for_model(model, batch_size, max_length, **options)
+
+
+__all__ = [
+    "KINDS",
+    "BlockPool",
+    "CacheFull",
+    "FullCache",
+    "GrowingCache",
+    "KVCache",
+    "NotOffered",
+    "PagedCache",
+    "PoolExhausted",
+    "QuantizedCache",
+    "RewindError",
+    "SlidingWindowCache",
+    "Step",
+    "adopt",
+    "make_cache",
+]

@@ -1,0 +1,291 @@
+"""KVCache: the one interface. A cache is an object passed to model(ids, cache): a new generation is a new cache.
+
+A small cache of your own needs one method, `append`. The caches of this package write `_write` instead, and
+leave the checks, the positions and the undoing of a failed step to this file.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from kvlab.attention import View
+
+
+class CacheFull(ValueError):
+    """More tokens than the cache has room for. Nothing was changed."""
+
+
+class RewindError(ValueError):
+    """Asked to forget more than can be undone. `.largest` is the largest n that would work. Nothing was changed."""
+
+    def __init__(self, message: str, largest: int):
+        super().__init__(message)
+        self.largest = largest
+
+
+class NotOffered(NotImplementedError):
+    """This cache does not have that operation."""
+
+
+@dataclass
+class Step:
+    """One forward pass as a cache sees it. T columns per row; a row's real tokens have the positions start..after-1."""
+
+    pos: Tensor  # (B, T), -1 = padding
+    start: list[int]  # tokens in each row before the step
+    after: list[int]  # and after it
+
+    @cached_property
+    def uniform(self) -> bool:
+        """All rows have the same length and no padding, so that slices do the work of index lists."""
+        return len(set(self.start)) == 1 and all(a - s == self.pos.shape[1] for s, a in zip(self.start, self.after))
+
+    @cached_property
+    def real(self) -> tuple[Tensor, Tensor]:
+        """Row and column of every token that is not padding -> two tensors (N,)."""
+        return torch.nonzero(self.pos >= 0, as_tuple=True)
+
+
+class KVCache:
+    """Keys and values of the tokens seen so far, for every layer, of `batch_size` rows.
+
+    append(layer, k, v, pos) -> View     stores k, v (B, n_kv, T, D) at positions pos (B, T) and shows what may be seen
+    advance(pos)                         the step counts from here on (the model calls it once, after the last layer)
+    next_positions(lengths)              positions for that many new tokens per row
+    reorder(rows), rewind(n), fork()     a cache that cannot do one of them raises NotOffered
+    nbytes, nbytes_by(), nbytes_in_use   bytes held, by what holds them, and the part that holds tokens
+    bytes_copied, bytes_read             counters, summed over steps and layers:
+        copied: stored bytes moved or gathered, beyond writing the new tokens. Per layer and step, with `one` the
+                bytes of one token's key and value, S tokens held before and B rows:
+                growing B*S*one; full 0; sliding 0 for one token, B*min(S, W + sinks)*one for a chunk;
+                quantized and paged: see their files.
+        read:   stored bytes that the step's attention must read: what the cache holds of each row, new tokens included.
+    dtype and device come from the first append.
+    """
+
+    bounded = False  # True: no row may hold more than max_length tokens
+    wants_weights = False  # True: the model calls observe(layer, weights) with this step's attention weights
+
+    def __init__(self, batch_size: int = 1, max_length: int | None = None):
+        for name, value in (("batch_size", batch_size), ("max_length", max_length)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise TypeError(f"{name}={value!r} must be an int")
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        self.lengths = [0] * batch_size  # tokens seen by each row = position of its next token
+        self.max_length = max_length
+        self.dtype = self.device = None
+        self.bytes_copied = self.bytes_read = 0
+        self._step: Step | None = None
+        self._last_layer = -1
+        self._broken = ""
+
+    @classmethod
+    def for_model(cls, model, batch_size: int, max_length: int, **options) -> KVCache:
+        """A cache that fits the model; make_cache() calls this."""
+        return cls(batch_size, max_length, **options)
+
+    # --- the model's side ------------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.lengths)
+
+    def next_positions(self, lengths: int | list[int]) -> Tensor:
+        """Positions (B, T) of the next tokens: `lengths` of them in every row, or lengths[b] in row b.
+
+        Shorter rows are padded at the left with -1, so that the last column is each row's newest token.
+        """
+        new = [lengths] * self.batch_size if isinstance(lengths, int) else [int(n) for n in lengths]
+        if len(new) != self.batch_size:
+            raise ValueError(f"lengths names {len(new)} rows, the cache has {self.batch_size}")
+        T = max(new)
+        return torch.tensor([[-1] * (T - n) + list(range(s, s + n)) for s, n in zip(self.lengths, new)])
+
+    def max_chunk(self, T: int) -> int:
+        """How many of the next T columns may be appended at once; the model splits the rest."""
+        return T
+
+    def check_room(self, pos: Tensor) -> None:
+        """Raises if the tokens at `pos` are not each row's next ones, or do not fit. Changes nothing."""
+        if self._broken:
+            raise RuntimeError(self._broken)
+        self._check_room(self._plan(pos))
+
+    def append(self, layer: int, k: Tensor, v: Tensor, pos: Tensor) -> View:
+        """Store this step's k, v (B, n_kv, T, D) and return the View. Gradients stop here: a cache is for inference.
+
+        Raises ValueError, with nothing changed, for shapes, dtype, device or positions that do not fit.
+        """
+        k, v = k.detach(), v.detach()
+        self._check(layer, k, v, pos)
+        if self._step is None or layer <= self._last_layer:  # a new forward pass; one that never advanced is undone
+            self.abort()
+            step = self._plan(pos)
+            self._check_room(step)
+            self._begin(step)
+            self._step = step
+        self._last_layer = layer
+        if self.dtype is None:
+            self.dtype, self.device = k.dtype, k.device
+        return self._write(layer, k, v, self._step)
+
+    def observe(self, layer: int, weights: Tensor) -> None:
+        """Attention weights (B, n_kv, T, S) of this step, summed over the group; only if wants_weights."""
+
+    def advance(self, pos: Tensor) -> None:
+        """The step with positions `pos` (B, T) is complete: from here on it counts."""
+        step = self._step or self._plan(pos)
+        self._finish(step)
+        self.lengths = list(step.after)
+        self._step, self._last_layer = None, -1
+
+    def abort(self, earlier_chunks: bool = False) -> None:
+        """Forget a step that did not advance. With earlier chunks of the same call kept, the cache is unusable."""
+        step, self._step, self._last_layer = self._step, None, -1
+        if step is not None:
+            self._undo(step)
+        if earlier_chunks:
+            self._broken = "this cache is unusable: a call failed after some of its chunks were stored; make a new one"
+
+    # --- operations on whole rows ----------------------------------------------------------------------------------
+
+    def reorder(self, rows) -> None:
+        """Row i becomes what row rows[i] was; rows may repeat or be dropped (beam search, finished rows)."""
+        rows = [int(r) for r in rows]
+        if bad := [r for r in rows if not 0 <= r < self.batch_size]:
+            raise ValueError(f"reorder: row {bad[0]} does not exist; rows run from 0 to {self.batch_size - 1}")
+        if not rows:
+            raise ValueError("reorder: rows is empty; keep at least one row")
+        self.abort()
+        lengths = [self.lengths[r] for r in rows]
+        self._reorder(rows)
+        self.lengths = lengths
+
+    def rewind(self, n: int | list[int]) -> None:
+        """Forget the newest n tokens of every row, or n[b] of row b. Raises RewindError past what can be undone."""
+        n = [n] * self.batch_size if isinstance(n, int) else [int(x) for x in n]
+        if len(n) != self.batch_size:
+            raise ValueError(f"rewind names {len(n)} rows, the cache has {self.batch_size}")
+        for row, (x, length) in enumerate(zip(n, self.lengths)):
+            largest = self._largest_rewind(row)
+            if x < 0:
+                raise ValueError(f"rewind by {x} tokens: n must be 0 or more")
+            if x > largest:
+                raise RewindError(
+                    f"row {row} has {length} tokens and can forget at most {largest} of them, not {x}", largest
+                )
+        self.abort()
+        lengths = [length - x for length, x in zip(self.lengths, n)]
+        self._rewind(n)
+        self.lengths = lengths
+
+    def fork(self) -> KVCache:
+        """A second cache with the same content; neither sees what the other appends."""
+        self.abort()
+        return copy.deepcopy(self)
+
+    # --- bytes -----------------------------------------------------------------------------------------------------
+
+    def nbytes_by(self) -> dict[str, int]:
+        """Bytes held, by what holds them (keys, values, scales, tail, positions, tables, scores), all layers together."""
+        raise NotOffered(f"{type(self).__name__} does not say how many bytes it holds")
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.nbytes_by().values())
+
+    @property
+    def nbytes_in_use(self) -> int:
+        """The part of nbytes that holds tokens now."""
+        return self.nbytes
+
+    # --- for subclasses --------------------------------------------------------------------------------------------
+
+    def _write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> View:
+        raise NotOffered(f"{type(self).__name__} has neither append nor _write")
+
+    def _check_room(self, step: Step) -> None:
+        """Raise CacheFull if the step does not fit."""
+
+    def _begin(self, step: Step) -> None:
+        """Once per forward pass, before the first layer writes: what all layers share."""
+
+    def _finish(self, step: Step) -> None:
+        """Once per forward pass, after the last layer."""
+
+    def _undo(self, step: Step) -> None:
+        """Restore what an unfinished step has overwritten."""
+
+    def _reorder(self, rows: list[int]) -> None:
+        raise NotOffered(f"{type(self).__name__} does not offer reorder")
+
+    def _rewind(self, n: list[int]) -> None:
+        raise NotOffered(f"{type(self).__name__} does not offer rewind")
+
+    def _largest_rewind(self, row: int) -> int:
+        return self.lengths[row]
+
+    def _plan(self, pos: Tensor) -> Step:
+        rows = pos.tolist()
+        if len(rows) != self.batch_size:
+            raise ValueError(
+                f"{len(rows)} rows of tokens for a cache of {self.batch_size}: make it with batch_size={len(rows)}"
+            )
+        after = []
+        for row, (start, columns) in enumerate(zip(self.lengths, rows)):
+            real = [p for p in columns if p != -1]
+            if real != list(range(start, start + len(real))):
+                raise ValueError(
+                    f"row {row} has {start} tokens, so its next positions start at {start}; got {real[:4]}"
+                    f"{' ...' if len(real) > 4 else ''} (use cache.next_positions)"
+                )
+            after.append(start + len(real))
+        return Step(pos, list(self.lengths), after)
+
+    def _check(self, layer: int, k: Tensor, v: Tensor, pos: Tensor) -> None:
+        if self._broken:
+            raise RuntimeError(self._broken)
+        if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
+            raise ValueError(
+                f"keys {tuple(k.shape)} and values {tuple(v.shape)} must be (B, n_kv, T, D) and agree in all but D"
+            )
+        if pos.shape != (k.shape[0], k.shape[2]):
+            raise ValueError(
+                f"pos {tuple(pos.shape)} must be (B, T) = {(k.shape[0], k.shape[2])} as in keys {tuple(k.shape)}"
+            )
+        for name, x in (("keys", k), ("values", v)):
+            if self.dtype is not None and x.dtype != self.dtype:
+                raise ValueError(f"{name} are {x.dtype}, the cache holds {self.dtype}: a cache serves one dtype")
+            if self.device is not None and x.device != self.device:
+                raise ValueError(
+                    f"{name} are on {x.device}, the cache is on {self.device}: make a cache for that device"
+                )
+
+
+def check_length(cache: KVCache, step: Step) -> None:
+    """Raises CacheFull if a row would exceed max_length."""
+    for row, n in enumerate(step.after):
+        if n > cache.max_length:
+            raise CacheFull(
+                f"row {row} would have {n} tokens and the cache has room for max_length={cache.max_length}: "
+                f"make it with max_length={n} or more"
+            )
+
+
+def slot_is_position(lengths: list[int], S: int, device) -> Tensor:
+    """Positions (B, S) of slots where slot = position: 0, 1, 2, ... and -1 from each row's length on."""
+    slots = torch.arange(S, device=device)
+    if len(set(lengths)) == 1:
+        return slots.masked_fill(slots >= lengths[0], -1).expand(len(lengths), S)
+    return torch.where(slots < torch.tensor(lengths, device=device)[:, None], slots, -1)
+
+
+def bytes_per_token(k: Tensor, v: Tensor) -> int:
+    """Bytes of one token's key and value in one layer, for k, v (B, n_kv, S, D)."""
+    return k.shape[1] * (k.shape[3] * k.element_size() + v.shape[3] * v.element_size())

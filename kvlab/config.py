@@ -1,0 +1,116 @@
+"""ModelConfig: the shape of a GPT, in Hugging Face's field names. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a Llama-style decoder. Fields carry the names of Hugging Face's config.json.
+
+    num_key_value_heads: None means one per query head (MHA); 1 is MQA; a divisor of num_attention_heads is GQA.
+    head_dim:            None means hidden_size // num_attention_heads; some models state another value.
+    intermediate_size:   None means 8/3 of hidden_size, rounded up to a multiple of 32 (SwiGLU's usual width).
+    sliding_window:      a query sees this many keys, its own included; applies to layers of type "sliding_attention".
+    layer_types:         one of "full_attention" or "sliding_attention" per layer; None means all alike
+                         (sliding where sliding_window is set, full otherwise).
+    attention_bias:      biases on q, k, v and o (Llama's switch). qkv_bias: on q, k and v alone (Qwen2).
+    rope_scaling:        None, {"rope_type": "linear", "factor": ...} or {"rope_type": "llama3", ...}.
+
+    Raises ValueError for sizes that cannot be a model, naming the field and its value.
+    """
+
+    vocab_size: int = 256
+    hidden_size: int = 256
+    intermediate_size: int | None = None
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 4096
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: dict | None = None
+    attention_bias: bool = False
+    qkv_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self):
+        def fill(name, value):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "max_position_embeddings",
+        ):
+            _positive(name, getattr(self, name))
+        fill("num_key_value_heads", self.num_attention_heads)
+        _positive("num_key_value_heads", self.num_key_value_heads)
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads={self.num_key_value_heads} must divide "
+                f"num_attention_heads={self.num_attention_heads}: each KV head serves an equal group of query heads"
+            )
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}; "
+                "state head_dim to give heads another width"
+            )
+        fill("head_dim", self.hidden_size // self.num_attention_heads)
+        _positive("head_dim", self.head_dim)
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even: RoPE turns pairs of channels")
+        fill("intermediate_size", -(-self.hidden_size * 8 // 3 // 32) * 32)
+        _positive("intermediate_size", self.intermediate_size)
+        if self.sliding_window is not None:
+            _positive("sliding_window", self.sliding_window)
+        default = "full_attention" if self.sliding_window is None else "sliding_attention"
+        fill("layer_types", (default,) * self.num_hidden_layers)
+        object.__setattr__(self, "layer_types", tuple(self.layer_types))
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(
+                f"layer_types names {len(self.layer_types)} layers, num_hidden_layers={self.num_hidden_layers}"
+            )
+        for kind in self.layer_types:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise ValueError(f"layer type {kind!r} is neither 'full_attention' nor 'sliding_attention'")
+        if "sliding_attention" in self.layer_types and self.sliding_window is None:
+            raise ValueError("layer_types has 'sliding_attention', so sliding_window must say how many keys it sees")
+
+    def window(self, layer: int) -> int | None:
+        """How many keys a query of this layer sees, its own included; None means all."""
+        return self.sliding_window if self.layer_types[layer] == "sliding_attention" else None
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head: 1 for MHA, num_attention_heads for MQA."""
+        return self.num_attention_heads // self.num_key_value_heads
+
+    def kv_bytes_per_token(self, itemsize: int = 2) -> int:
+        """Bytes of keys and values that one token adds in all layers, at `itemsize` bytes a number (2 = fp16)."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * itemsize
+
+    def with_(self, **changes) -> ModelConfig:
+        """A copy with some fields changed; derived fields that you do not name are kept as they are."""
+        unknown = set(changes) - {f.name for f in fields(self)}
+        if unknown:
+            raise ValueError(f"ModelConfig has no field {', '.join(sorted(unknown))}")
+        return replace(self, **changes)
+
+
+def _positive(name: str, value) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} must be an int")
+    if value < 1:
+        raise ValueError(f"{name}={value} must be at least 1")
