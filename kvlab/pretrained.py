@@ -76,7 +76,7 @@ def chat(model: GPT, tokenizer: Tokenizer, messages, max_new_tokens: int = 256, 
     messages: a str (one message of the user) or a list of {"role": ..., "content": ...}. A tokenizer without chat
     template continues the str. options go to kvlab.stream: cache, temperature, top_k, top_p, seed, ...
     """
-    from kvlab.generate import stream
+    from kvlab.generation import stream
     from kvlab.tokenizer import StreamDecoder
 
     if not isinstance(tokenizer, Tokenizer):
