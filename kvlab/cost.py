@@ -36,7 +36,7 @@ def layer_flops(config: ModelConfig) -> int:
 
 
 def forward_flops(config: ModelConfig, new: int, seen: int, logits: int = 1) -> Flops:
-    """One forward pass: `new` tokens (T) attending to `seen` keys (S, the new ones included), `logits` rows of logits."""
+    """One forward pass: `new` tokens (T) over `seen` keys (S, the new ones included), giving `logits` logit rows."""
     c = config
     head = logits * 2 * c.hidden_size * c.vocab_size
     pairs = 4 * new * seen * c.num_attention_heads * c.head_dim

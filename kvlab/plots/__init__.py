@@ -1,1 +1,1 @@
-"""Pictures: one theme, one data dict per picture (data.py), drawn by svg.py, figures.py and plotly; and the explorers."""
+"""Pictures: one theme, one dict per picture (data.py), drawn as SVG, by matplotlib and by plotly; and the explorers."""

@@ -1,10 +1,10 @@
-"""What a picture is made of: one plain dict, drawn by svg.py (sliders), figures.py (matplotlib) and plotly alike.
+"""What a picture is made of: one plain dict, drawn alike by charts.py (SVG), figures.py and interactive.py (plotly).
 
 Plain means dicts, lists, strings, numbers, bools and None: nothing here knows a drawing library. Every picture has
 "kind" and "title", and may have "sentence" (what it says, in words and numbers) and "note" (device and versions).
 
 kind "lines"
-    x, y       axes: {"label": str, "unit": see theme.number, "scale": "linear" | "log2" | "log10", "lo", "hi": optional}
+    x, y       axes: {"label": str, "unit": see theme.number, "scale": "linear" | "log2" | "log10", "lo", "hi"}
     series     list of {"variant": a key of theme.VARIANTS or None, "label": its name by default,
                "x": numbers, "y": numbers, None where it did not fit,
                "sampled": bools, True where the point was measured on a sample and scaled up (drawn hollow),
@@ -24,7 +24,8 @@ kind "slots"   (cells in rows: a ring, a block table, a pool)
     rows       list of {"label": str, "cells": [{"text": str, "state": a key of STATES, "group": int}]}
     groups     names for group 0, 1, ... (requests, say), shown as a legend
 kind "panels"
-    panels     list of pictures of the kinds above, drawn side by side where there is room
+    panels     columns from the left: each a picture of a kind above, or a list of them, one below the other.
+               The first picture of a column may have a "weight": how wide its column is beside the others (1).
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ def check(data: dict) -> str:
     return kind
 
 
+def columns(data: dict) -> list[list[dict]]:
+    """The panels as columns of pictures."""
+    return [column if isinstance(column, list) else [column] for column in data["panels"]]
+
+
 def name(item: dict) -> str:
     """The label of a series or bar: its own, else its variant's."""
     return item.get("label") or theme.style(item.get("variant")).name
@@ -99,7 +105,7 @@ def describe(data: dict) -> str:
     """The picture in words, with its numbers: the aria-label of the SVG and the alt text of the PNG."""
     kind = check(data)
     if kind == "panels":
-        return " ".join(describe(panel) for panel in data["panels"])
+        return " ".join(describe(panel) for column in columns(data) for panel in column)
     if kind == "lines":
         parts = [_describe_series(s, data) for s in data["series"]]
     elif kind == "bars":
@@ -127,6 +133,14 @@ def _describe_series(s: dict, data: dict) -> str:
     lost = unfinished(s)
     words += [f"did not fit at {', '.join(theme.number(x, data['x'].get('unit', '')) for x in lost)}"] if lost else []
     return f"{label(s)} {', '.join(words) or 'no points'}"
+
+
+def bar_words(values: list | None, unit: str) -> str:
+    """What stands at a bar's end: the total and, on a second line, its parts."""
+    total = theme.number(None if values is None else sum(values), unit)
+    return (
+        total if values is None or len(values) == 1 else f"{total}\n{' + '.join(theme.number(v, unit) for v in values)}"
+    )
 
 
 def _describe_bar(values, names, unit) -> str:

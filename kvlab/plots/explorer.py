@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
-from . import data as pictures
-from . import figures, svg, theme
+from . import charts, figures, theme
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -87,7 +86,7 @@ class Explorer:
             if "value" not in control.trait_names():
                 raise TypeError(f"control {name!r} is a {type(control).__name__}, which has no value to observe")
         self.html = widgets.HTML(self.render(self.values), layout=widgets.Layout(width="100%"))
-        self._twin = self.snapshot()  # made now: an error while an output is displayed would not fail the cell
+        self._twin = self.snapshot()._repr_mimebundle_()  # now: an error while displaying would not fail the cell
         for control in self.by_name.values():
             control.observe(self._changed, names="value")
         rows = widgets.Layout(display="flex", flex_flow="row wrap", align_items="center")
@@ -102,8 +101,12 @@ class Explorer:
 
     def render(self, values: dict) -> str:
         data = self.data(values)
-        said = f'<p style="margin:4px 8px;color:{theme.INK}">{escape(data["sentence"])}</p>' if "sentence" in data else ""
-        return f'<div style="background:{theme.PAPER};padding:4px;font:15px {theme.FONT}">{svg.draw(data)}{said}</div>'
+        said = (
+            f'<p style="margin:4px 8px;color:{theme.INK}">{escape(data["sentence"])}</p>' if "sentence" in data else ""
+        )
+        return (
+            f'<div style="background:{theme.PAPER};padding:4px;font:15px {theme.FONT}">{charts.draw(data)}{said}</div>'
+        )
 
     # ---- what a reader or a test does ----------------------------------------------------------------------------
     @property
@@ -117,7 +120,7 @@ class Explorer:
         return [unescape(part.split('"', 1)[0]) for part in self.html.value.split('aria-label="')[1:]]
 
     def set(self, **values) -> Explorer:
-        """Moves controls, then draws once. Raises ValueError for a name or value the controls lack; then nothing moved."""
+        """Moves controls, draws once. A name or value that the controls lack: ValueError, and nothing has moved."""
         for name, value in values.items():
             if name not in self.by_name:
                 raise ValueError(f"no control {name!r}; there are {', '.join(self.by_name)}")
@@ -150,12 +153,12 @@ class Explorer:
             self.set(**before)
 
     def snapshot(self, **values) -> figures.Picture:
-        """The matplotlib twin of the picture, here or at other values; its `.alt` says it in words, `.data` is the dict."""
+        """The matplotlib twin, here or at other values: `.alt` and `.sentence` say it in words, `.data` is its dict."""
         return figures.draw(self.data({**self.values, **values}))
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        """One output in two forms: a live notebook shows the widget; where views are stripped, the PNG is what is left."""
-        bundle, metadata = self._twin._repr_mimebundle_()
+        """One output, two forms: a live notebook shows the widget; where its view is stripped, the PNG is left."""
+        bundle, metadata = dict(self._twin[0]), self._twin[1]
         if getattr(self.widget, "model_id", None):  # ipywidgets 7 has none outside a kernel
             bundle[WIDGET_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return bundle, metadata
@@ -218,6 +221,10 @@ def _check(name: str, control, value) -> None:
     if options is not None and value not in options:
         raise ValueError(f"{name}={value!r} is not on its control; there are {', '.join(map(str, options))}")
     if options is None and hasattr(control, "min") and not isinstance(value, tuple):
-        lo, hi = (control.base**control.min, control.base**control.max) if hasattr(control, "base") else (control.min, control.max)
+        lo, hi = (
+            (control.base**control.min, control.base**control.max)
+            if hasattr(control, "base")
+            else (control.min, control.max)
+        )
         if not lo <= value <= hi:
             raise ValueError(f"{name}={value!r} is outside its control, which goes from {lo} to {hi}")

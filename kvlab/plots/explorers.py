@@ -16,6 +16,9 @@ TERMS = {
 }
 
 
+SHARING = [("a pair per head (MHA)", 1), ("a pair per 4 heads (GQA)", 4), ("one pair (MQA)", 0)]
+
+
 class CostExplorer(Explorer):
     """Predicted FLOPs of a generation without a cache, with a full one and with a sliding one, and the bytes held.
 
@@ -26,7 +29,9 @@ class CostExplorer(Explorer):
 
     variants = ("none", "full", "sliding")
 
-    def __init__(self, prompt: int = 1, vocab_size: int = 32000, measured: list[dict] | None = None, note: str = "", **kw):
+    def __init__(
+        self, prompt: int = 1, vocab_size: int = 32000, measured: list[dict] | None = None, note: str = "", **kw
+    ):
         self.prompt, self.vocab_size, self.measured, self.note = prompt, vocab_size, measured or [], note
         super().__init__(**kw)
 
@@ -35,9 +40,8 @@ class CostExplorer(Explorer):
             "length": slider("length", LENGTHS, 4096, "tokens generated", "tokens"),
             "window": slider("window", [2**p for p in range(4, 14)], 512, "keys a sliding cache keeps", "tokens"),
             "layers": slider("layers", [1, 2, 4, 8, 16, 22, 32, 48, 64, 80], 16, "num_hidden_layers"),
-            "hidden": slider("hidden size", [64, 128, 256, 512, 1024, 2048, 4096, 8192], 1024, "hidden_size; heads are 64 wide"),
-            "kv": choice("keys and values", [("one pair per head (MHA)", 1), ("one per 4 heads (GQA)", 4), ("one pair (MQA)", 0)],
-                         1, "num_key_value_heads: how many query heads share a key and value head"),
+            "hidden": slider("hidden size", [2**p for p in range(6, 14)], 1024, "hidden_size; heads are 64 wide"),
+            "kv": choice("keys, values", SHARING, 1, "num_key_value_heads: how many query heads share a KV head"),
             "term": choice("count", list(TERMS), "everything", "which FLOPs the left picture shows"),
         }  # fmt: skip
 
@@ -58,14 +62,15 @@ class CostExplorer(Explorer):
             series.append({"variant": kind, "x": list(LENGTHS), "y": y, "points": False, "slope": fit,
                            "dashed": bool(self.measured)})  # fmt: skip
         lines = {
-            "kind": "lines", "title": "The whole generation", "series": series + self.measured, "at": at, "weight": 1.5,
-            "x": {"label": f"tokens generated (slopes: last four of {len(LENGTHS)} lengths)", "unit": "tokens", "scale": "log2"},
-            "y": {"label": words, "unit": "FLOP", "scale": "log10"}, "note": self.note,
+            "kind": "lines", "title": "The whole generation", "series": series + self.measured, "at": at,
+            "x": {"label": f"tokens generated; slopes from {LENGTHS[-4]:,} on", "unit": "tokens", "scale": "log2"},
+            "y": {"label": words, "unit": "FLOP", "scale": "log10"}, "note": self.note, "weight": 1.35,
         }  # fmt: skip
         steps = {kind: cost.step_flops(config, kind, self.prompt + at - 1, window) for kind in self.variants}
         bars = {
             "kind": "bars", "title": f"Token {at:,}", "y": {"label": "FLOPs for this one token", "unit": "FLOP"},
-            "parts": ["projections", "attention"], "bars": [{"variant": k, "values": list(f)} for k, f in steps.items()],
+            "parts": ["projections", "attention"],
+            "bars": [{"variant": k, "values": list(f)} for k, f in steps.items()],
         }  # fmt: skip
         held = {k: cost.held_bytes(config, k, self.prompt + at - 1, window) for k in self.variants}
         memory = {
@@ -78,4 +83,4 @@ class CostExplorer(Explorer):
             f"{theme.digits(whole['none'] / whole['full'])} times as much as with a full cache, which holds "
             f"{theme.bytes_(held['full'])}; a window of {window:,} holds {theme.bytes_(held['sliding'])}."
         )
-        return {"kind": "panels", "title": "Predicted cost", "panels": [lines, bars, memory], "sentence": sentence}
+        return {"kind": "panels", "title": "Predicted cost", "panels": [lines, [bars, memory]], "sentence": sentence}

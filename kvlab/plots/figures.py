@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import textwrap
 
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -54,28 +55,24 @@ class Picture(Figure):
 def draw(data: dict, size: tuple[float, float] | None = None) -> Picture:
     """The picture, `size` inches wide and high. Raises ValueError for data it cannot draw (see data.py)."""
     kind = pictures.check(data)
-    panels = data["panels"] if kind == "panels" else [data]
+    columns = pictures.columns(data) if kind == "panels" else [[data]]
+    panels = [panel for column in columns for panel in column]
     with theme.matplotlib_theme():
-        tall = 5.2 if kind == "panels" else _height(data)
-        wide = 9.6 if len(panels) == 1 else 15.0
-        figure = Picture(figsize=size or (wide, tall), layout="constrained")
+        figure = Picture(
+            figsize=size or ((12.5, 5.4) if kind == "panels" else (9.6, _height(data))), layout="constrained"
+        )
         figure.data = data
-        ratios = [panel.get("weight", 1) for panel in panels]
-        axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=ratios)[0]
-        for ax, panel in zip(axes, panels, strict=True):
-            _DRAW[panel["kind"]](ax, panel)
-            ax.set_title(panel["title"] if len(panels) == 1 else _wrap(panel["title"], 66 * panel.get("weight", 1)))
+        grid = figure.add_gridspec(1, len(columns), width_ratios=[c[0].get("weight", 1) for c in columns])
+        for place, column in zip(grid, columns, strict=True):
+            for cell, panel in zip(place.subgridspec(len(column), 1), column, strict=True):
+                ax = figure.add_subplot(cell)
+                _DRAW[panel["kind"]](ax, panel)
+                ax.set_title(panel["title"], pad=30 if len(panel.get("parts", ())) > 1 else 12)
         notes = [data.get("sentence"), *dict.fromkeys(p["note"] for p in (data, *panels) if p.get("note"))]
         if any(notes):
-            words = "\n".join(_wrap(n, 17 * figure.get_size_inches()[0] * 0.8) for n in notes if n)
-            figure.supxlabel(words, x=0.012, ha="left", fontsize=10, color=theme.INK)
+            words = "\n".join(textwrap.fill(n, int(13.5 * figure.get_size_inches()[0])) for n in notes if n)
+            figure.supxlabel(words, x=0.012, ha="left", fontsize=10.5, color=theme.INK)
     return figure
-
-
-def _wrap(words: str, width: float) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(words, max(int(width), 20)))
 
 
 def _height(data: dict) -> float:
@@ -93,7 +90,7 @@ def _ticks(axis, scale: Scale, most: int) -> None:
 
 
 def _lines(ax, data: dict) -> None:
-    series, limits, unit = data["series"], data.get("limits", ()), data["y"].get("unit", "")
+    series, limits = data["series"], data.get("limits", ())
     xs = scale_for([v for s in series for v in s["x"]], data["x"])
     seen = [v for s in series for key in ("y", "low", "high") for v in s.get(key, ())]
     ys = scale_for(seen + [m["value"] for m in limits], data["y"])
@@ -102,7 +99,7 @@ def _lines(ax, data: dict) -> None:
             getattr(ax, f"set_{which}scale")("log", base=2 if scale.kind == "log2" else 10)
     ax.set_xlim(xs.lo, xs.hi)
     ax.set_ylim(ys.lo, ys.hi)
-    _ticks(ax.xaxis, xs, 8)
+    _ticks(ax.xaxis, xs, 6)
     _ticks(ax.yaxis, ys, 6)
     ax.grid(axis="x", visible=False)
     ax.set_xlabel(data["x"].get("label", ""))
@@ -130,13 +127,15 @@ def _lines(ax, data: dict) -> None:
                 ax.scatter(*zip(*some, strict=True), s=34, marker=shape, zorder=3, linewidths=1.6,
                            facecolors=theme.PAPER if hollow else look.color, edgecolors=look.color)  # fmt: skip
         for x in pictures.unfinished(s):
-            ax.plot([x], [0.99], "x", color=look.color, ms=8, mew=2.4, clip_on=False, transform=ax.get_xaxis_transform())
+            ax.plot(
+                [x], [0.99], "x", color=look.color, ms=8, mew=2.4, clip_on=False, transform=ax.get_xaxis_transform()
+            )
         ends.append((done[-1][0], ys.at(done[-1][1])) if done else (xs.hi, 1.0))
     for s, (x, y), place in zip(series, ends, spread([y for _, y in ends], 0.055, 0, 1), strict=True):
         look = theme.style(s.get("variant"))
         ax.annotate(pictures.label(s), (xs.at(x), y), (1.025, place), xycoords="axes fraction", va="center",
                     textcoords="axes fraction", color=look.text, fontweight="bold", annotation_clip=False,
-                    arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.8, "shrinkA": 1, "shrinkB": 3})  # fmt: skip
+                    arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.8, "shrinkB": 3})  # fmt: skip
 
 
 def _bars(ax, data: dict) -> None:
@@ -150,12 +149,25 @@ def _bars(ax, data: dict) -> None:
             left += value
         if total is None:
             ax.plot([xs.hi * 0.015], [i], "x", color=look.color, ms=8, mew=2.4)
-        ax.annotate(theme.number(total, unit), (left if total is not None else xs.hi * 0.03, i), (6, 0),
+        ax.annotate(pictures.bar_words(b["values"], unit), (left if total is not None else xs.hi * 0.03, i), (6, 0),
                     textcoords="offset points", va="center", annotation_clip=False)  # fmt: skip
     for part, label in enumerate(data["parts"] if len(data["parts"]) > 1 else ()):
-        ax.bar([0], [0], color=theme.mix(theme.MUTED, theme.PAPER, min(0.6 * part, 0.85)), edgecolor=theme.MUTED, label=label)
+        ax.bar(
+            [0],
+            [0],
+            color=theme.mix(theme.MUTED, theme.PAPER, min(0.6 * part, 0.85)),
+            edgecolor=theme.MUTED,
+            label=label,
+        )
     if len(data["parts"]) > 1:
-        ax.legend(loc="upper left", bbox_to_anchor=(-0.01, 1.09), ncols=len(data["parts"]), fontsize=9.5)
+        ax.legend(
+            loc="upper left",
+            bbox_to_anchor=(-0.02, 1.0),
+            borderaxespad=-1.9,
+            handlelength=1.2,
+            ncols=len(data["parts"]),
+            fontsize=9.5,
+        )
     ax.set_xlim(xs.lo, xs.hi)
     ax.set_ylim(len(bars) - 0.5, -0.5 - (0.3 if len(data["parts"]) > 1 else 0))
     _ticks(ax.xaxis, xs, 4)

@@ -1,4 +1,4 @@
-"""Axes as numbers: ticks, places, slopes, and labels that keep their distance. SVG, matplotlib and plotly share them."""
+"""Axes as numbers: ticks, places, slopes, labels that keep their distance. Every way of drawing shares them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Scale:
         """A tick's text: the prefix stays (bytes keep their unit), the unit itself stands at the axis."""
         if self.unit in ("B", "s", "%"):
             return theme.number(value, self.unit)
-        return theme.si(value) if self.unit.startswith("FLOP") or value >= 1e6 else theme.digits(value)
+        return theme.si(value) if self.unit.startswith("FLOP") or value >= 1e7 else theme.count(value)
 
 
 def scale_for(values: Sequence[float], axis: dict) -> Scale:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 INK, MUTED, GRID, PAPER, ALERT = "#1b1f24", "#57606a", "#e3e6ea", "#ffffff", "#a40e26"
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
+FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ MARKERS = {
 }
 VARIANTS = {
     "none": Style("no cache", "#a31621", "circle"),
-    "growing": Style("growing", "#2c6c9c", "up", (7, 3)),
-    "full": Style("full", "#1d2b80", "square"),
+    "growing": Style("growing cache", "#2c6c9c", "up", (7, 3)),
+    "full": Style("full cache", "#1d2b80", "square"),
     "sliding": Style("sliding window", "#cc6f00", "diamond"),
     "quantized": Style("quantized", "#b057ea", "down", (9, 3, 2, 3)),
     "paged": Style("paged", "#35a28a", "pentagon", (4, 2)),
@@ -123,6 +123,11 @@ def digits(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def count(value: float) -> str:
+    """A whole number in full (131,072), any other in three digits."""
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else digits(value)
+
+
 def bytes_(n: float, exact: bool = False) -> str:
     """Bytes in binary units, as allocators count: 1 KiB = 1,024 B, 1 MiB = 1,024 KiB, 1 GiB = 1,024 MiB.
 
@@ -136,8 +141,8 @@ def bytes_(n: float, exact: bool = False) -> str:
 
 
 def si(value: float, unit: str = "") -> str:
-    """A number with an SI prefix (powers of 1,000): '2.1 TFLOP', '15.3 k'. Above P: '3 x 10^21 FLOP'."""
-    prefixes, v = ["", "k", "M", "G", "T", "P"], float(value)
+    """A number with an SI prefix (powers of 1,000): '2.1 TFLOP', '15.3 k'; '3×10^25 FLOP' above Z."""
+    prefixes, v = ["", "k", "M", "G", "T", "P", "E", "Z"], float(value)
     while abs(v) >= 999.5 and len(prefixes) > 1:
         v, prefixes = v / 1000, prefixes[1:]
     if abs(v) >= 999.5:
@@ -169,8 +174,7 @@ def number(value: float | None, unit: str = "") -> str:
         return f"{digits(100 * value)} %"
     if unit.startswith("FLOP") or unit == "SI":
         return si(value, "" if unit == "SI" else unit)
-    text = f"{value:,}" if isinstance(value, int) else digits(value)
-    return f"{text} {unit}".strip()
+    return f"{count(value)} {unit}".strip()
 
 
 # ---- matplotlib and plotly -------------------------------------------------------------------------------------
