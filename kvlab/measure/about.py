@@ -19,20 +19,19 @@ def best_device() -> torch.device:
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if not wanted:
         return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
-    try:
-        device = torch.device(wanted)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda", "mps"):
+    kind, _, index = wanted.partition(":")
+    if kind not in ("cpu", "cuda", "mps") or (index and not index.isdecimal()):
         raise ValueError(f"KVLAB_DEVICE={wanted!r} names no device: use cpu, cuda, cuda:N or mps")
-    count = {"cpu": 1, "cuda": torch.cuda.device_count() if has_cuda else 0, "mps": int(has_mps)}[device.type]
-    if (device.index or 0) >= count:
-        raise ValueError(f"KVLAB_DEVICE={wanted!r}, but this machine has {count or 'no'} {device.type} device(s)")
-    return device
+    count = {"cpu": 1, "cuda": torch.cuda.device_count() if has_cuda else 0, "mps": int(has_mps)}[kind]
+    if int(index or 0) >= count:  # asked of the text: torch.device("cuda:999") wraps its number without a word
+        raise ValueError(
+            f"KVLAB_DEVICE={wanted!r}, but this machine has {count or 'no'} {kind} device{'s' * (count > 1)}"
+        )
+    return torch.device(wanted)
 
 
 def best_dtype(device=None) -> torch.dtype:
-    """The dtype to run a model in: float32 on a CPU, bfloat16 on a GPU, float16 where the card lacks it (T4, V100, MPS).
+    """The dtype to run a model in: float32 on a CPU, bfloat16 on a GPU, float16 where it lacks that (T4, V100, MPS).
 
     "Lacks" means no arithmetic units for it: emulation exists on older cards and is slow.
     """

@@ -36,7 +36,8 @@ class Memory:
     """What `memory()` yields. All sizes are bytes. `live` and `peak` count from the start of the block.
 
     start:     bytes live when the block began: the allocator's figure, or the tensors named in `of` where we count.
-    live:      bytes live now (at the end, once the block is left) minus start; negative if more was freed than made.
+    live:      bytes live when the block ended minus start; negative if more was freed than made. Up to date inside the
+               block too wherever there is a timeline.
     peak:      most bytes live at any moment minus start, never negative.
     timeline:  list of Event, one for each change; start + event.live is never negative.
     reserved:  bytes that the caching allocator holds from the driver, used or not; None where we count.
