@@ -1,0 +1,126 @@
+"""JupyterLab on the loopback interface, and the system's Chromium to look at it. Skipped where there is no Chromium."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+PICTURE = "[role=img][aria-label]"
+HANDLE = ".noUi-handle, .ui-slider-handle"  # ipywidgets 8, ipywidgets 7
+RUN_ALL = """async () => {
+  const app = window.jupyterapp, panel = app.shell.currentWidget;
+  await panel.context.ready;                       // without these four waits, "run all" silently does nothing
+  await panel.sessionContext.ready;
+  await panel.sessionContext.session.kernel.info;
+  await panel.revealed;
+  await app.commands.execute('notebook:run-all-cells');
+}"""
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory):
+    """(address, folder) of a running JupyterLab whose root is `folder`; its settings are its own, not the user's."""
+    home, folder = tmp_path_factory.mktemp("jupyter"), tmp_path_factory.mktemp("notebooks")
+    (home / "labconfig").mkdir()
+    news = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}  # its pop-up covers the page
+    (home / "labconfig" / "page_config.json").write_text(json.dumps(news))
+    tracker = home / "settings" / "@jupyterlab" / "notebook-extension" / "tracker.jupyterlab-settings"
+    tracker.parent.mkdir(parents=True)
+    tracker.write_text(json.dumps({"windowingMode": "none"}))  # else cells out of sight are not in the page
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {
+        "JUPYTER_CONFIG_DIR": str(home),
+        "JUPYTER_DATA_DIR": str(home / "data"),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "JUPYTERLAB_SETTINGS_DIR": str(home / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
+    }
+    command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--expose-app-in-browser"]
+    command += ["--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token="]
+    command += [f"--ServerApp.root_dir={folder}"]
+    log = open(home / "log.txt", "w")  # noqa: SIM115  it outlives this block
+    server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{address}/api", timeout=1).close()
+                break
+            except OSError:
+                assert server.poll() is None, (home / "log.txt").read_text()
+                time.sleep(0.1)
+        yield address, folder
+    finally:
+        server.terminate()
+        server.wait(20)
+        log.close()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine (on Debian: apt install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        # Chromium's own sandbox does not start for root, as in CI's containers
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def run_notebook(browser, lab):
+    """run_notebook(name): open that notebook of the lab's folder, run all its cells, return the page."""
+    address, _ = lab
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+
+    def run(name, seconds=600):
+        page.set_default_timeout(60_000)
+        page.goto(f"{address}/lab/tree/{name}?reset")
+        page.wait_for_function("window.jupyterapp?.shell.currentWidget?.context?.path !== undefined")
+        page.set_default_timeout(seconds * 1000)
+        page.evaluate(RUN_ALL)
+        page.set_default_timeout(10_000)
+        return page
+
+    yield run
+    page.close()
+
+
+@pytest.fixture
+def push_every_slider():
+    return _push_every_slider
+
+
+def _push_every_slider(page) -> list[str]:
+    """Move each slider of the page's first explorer by one step; return what the picture's aria-label said at first and
+    after each step. Fails if a step does not change it within 10 seconds, or if an error stands in the picture's place.
+    """
+    from playwright.sync_api import expect
+
+    explorer = page.locator(".widget-vbox", has=page.locator(PICTURE)).filter(has=page.locator(HANDLE)).first
+    explorer.scroll_into_view_if_needed()
+    picture = explorer.locator(PICTURE).first
+    said = [picture.get_attribute("aria-label")]
+    for handle in explorer.locator(HANDLE).all():
+        if not handle.is_visible():
+            continue
+        at_end = handle.get_attribute("aria-valuenow") == handle.get_attribute("aria-valuemax")
+        handle.focus()
+        handle.press("ArrowLeft" if at_end else "ArrowRight")
+        expect(picture).not_to_have_attribute("aria-label", said[-1], timeout=10_000)
+        assert explorer.locator("[data-error]").count() == 0, explorer.locator("[data-error]").first.inner_text()
+        said.append(picture.get_attribute("aria-label"))
+    return said
