@@ -79,8 +79,8 @@ def name(item: dict) -> str:
 
 
 def label(series: dict) -> str:
-    """What stands at a line's end: the name, and the fitted slope where there is one."""
-    return f"{name(series)}, slope {series['slope']:.2f}" if series.get("slope") is not None else name(series)
+    """What stands at a line's end: the name and, on a second line, the fitted slope where there is one."""
+    return f"{name(series)}\nslope {series['slope']:.2f}" if series.get("slope") is not None else name(series)
 
 
 def finished(series: dict) -> list[tuple[float, float, bool]]:
@@ -95,9 +95,9 @@ def unfinished(series: dict) -> list[float]:
 
 
 def heat_range(data: dict) -> tuple[float, float]:
-    """The values at the two ends of a heat map's colours."""
+    """The values at the two ends of a heat map's colours; light is 0 where no value is below it."""
     cells = [v for row in data["values"] for v in row if v is not None]
-    lo, hi = data.get("lo", min(cells, default=0.0)), data.get("hi", max(cells, default=1.0))
+    lo, hi = data.get("lo", min([0.0, *cells])), data.get("hi", max(cells, default=1.0))
     return lo, hi if hi > lo else lo + 1.0
 
 
@@ -119,7 +119,9 @@ def describe(data: dict) -> str:
     else:
         parts = [f"{r['label']}: " + " ".join(_describe_cell(c) for c in r["cells"]) for r in data["rows"]]
     unit = data.get("y", {}).get("unit", "")
-    parts += [f"{m['label']} {theme.number(m['value'], unit)}" for m in data.get("limits", ())]
+    for m in data.get("limits", ()):
+        value = theme.number(m["value"], unit)
+        parts.append(f"limit: {m['label']}" + ("" if value in m["label"] else f" {value}"))
     return f"{data['title']}: " + "; ".join(parts) + "."
 
 
@@ -132,15 +134,18 @@ def _describe_series(s: dict, data: dict) -> str:
     words = [f"{theme.number(y, unit)} at {theme.number(x, data['x'].get('unit', ''))}" for x, y, _ in chosen]
     lost = unfinished(s)
     words += [f"did not fit at {', '.join(theme.number(x, data['x'].get('unit', '')) for x in lost)}"] if lost else []
-    return f"{label(s)} {', '.join(words) or 'no points'}"
+    return f"{label(s).replace(chr(10), ', ')}: {', '.join(words) or 'no points'}"
+
+
+def short(value: float, unit: str) -> str:
+    """A number where the unit stands nearby: the prefix stays ("470 M"), bytes and seconds keep theirs."""
+    return theme.si(value) if unit.startswith("FLOP") else theme.number(value, unit)
 
 
 def bar_words(values: list | None, unit: str) -> str:
     """What stands at a bar's end: the total and, on a second line, its parts."""
     total = theme.number(None if values is None else sum(values), unit)
-    return (
-        total if values is None or len(values) == 1 else f"{total}\n{' + '.join(theme.number(v, unit) for v in values)}"
-    )
+    return total if values is None or len(values) == 1 else f"{total}\n{' + '.join(short(v, unit) for v in values)}"
 
 
 def _describe_bar(values, names, unit) -> str:

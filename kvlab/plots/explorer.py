@@ -86,7 +86,7 @@ class Explorer:
             if "value" not in control.trait_names():
                 raise TypeError(f"control {name!r} is a {type(control).__name__}, which has no value to observe")
         self.html = widgets.HTML(self.render(self.values), layout=widgets.Layout(width="100%"))
-        self._twin = self.snapshot()._repr_mimebundle_()  # now: an error while displaying would not fail the cell
+        self._twin = (self.values, *self.snapshot()._repr_mimebundle_())  # now: an error in a display fails no cell
         for control in self.by_name.values():
             control.observe(self._changed, names="value")
         rows = widgets.Layout(display="flex", flex_flow="row wrap", align_items="center")
@@ -158,7 +158,9 @@ class Explorer:
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         """One output, two forms: a live notebook shows the widget; where its view is stripped, the PNG is left."""
-        bundle, metadata = dict(self._twin[0]), self._twin[1]
+        if self._twin[0] != self.values:
+            self._twin = (self.values, *self.snapshot()._repr_mimebundle_())
+        bundle, metadata = dict(self._twin[1]), self._twin[2]
         if getattr(self.widget, "model_id", None):  # ipywidgets 7 has none outside a kernel
             bundle[WIDGET_VIEW] = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
         return bundle, metadata

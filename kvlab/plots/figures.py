@@ -13,11 +13,13 @@ import textwrap
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 
 from . import data as pictures
 from . import theme
 from .scale import Scale, scale_for, spread
 
+_HALO = [withStroke(linewidth=3, foreground=theme.PAPER)]  # words stay readable across a line
 DPI = 144  # twice the size at which it is shown: sharp on a projector and a high-density screen
 
 
@@ -62,6 +64,7 @@ def draw(data: dict, size: tuple[float, float] | None = None) -> Picture:
             figsize=size or ((12.5, 5.4) if kind == "panels" else (9.6, _height(data))), layout="constrained"
         )
         figure.data = data
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
         grid = figure.add_gridspec(1, len(columns), width_ratios=[c[0].get("weight", 1) for c in columns])
         for place, column in zip(grid, columns, strict=True):
             for cell, panel in zip(place.subgridspec(len(column), 1), column, strict=True):
@@ -131,11 +134,14 @@ def _lines(ax, data: dict) -> None:
                 [x], [0.99], "x", color=look.color, ms=8, mew=2.4, clip_on=False, transform=ax.get_xaxis_transform()
             )
         ends.append((done[-1][0], ys.at(done[-1][1])) if done else (xs.hi, 1.0))
-    for s, (x, y), place in zip(series, ends, spread([y for _, y in ends], 0.055, 0, 1), strict=True):
-        look = theme.style(s.get("variant"))
-        ax.annotate(pictures.label(s), (xs.at(x), y), (1.025, place), xycoords="axes fraction", va="center",
+    gap = 0.1 if any("slope" in s for s in series) else 0.055
+    for s, (x, y), place in zip(series, ends, spread([y for _, y in ends], gap, 0, 1), strict=True):
+        look, (words, *more) = theme.style(s.get("variant")), pictures.label(s).split("\n")
+        ax.annotate(words, (xs.at(x), y), (1.025, place), xycoords="axes fraction", va="center",
                     textcoords="axes fraction", color=look.text, fontweight="bold", annotation_clip=False,
-                    arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.8, "shrinkB": 3})  # fmt: skip
+                    arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.8, "relpos": (0, 0.5)})  # fmt: skip
+        ax.annotate("".join(more), (1.025, place), (0, -13), xycoords="axes fraction", va="center", fontsize=9.5,
+                    textcoords="offset points", color=theme.MUTED, annotation_clip=False)  # fmt: skip
 
 
 def _bars(ax, data: dict) -> None:
@@ -149,8 +155,12 @@ def _bars(ax, data: dict) -> None:
             left += value
         if total is None:
             ax.plot([xs.hi * 0.015], [i], "x", color=look.color, ms=8, mew=2.4)
-        ax.annotate(pictures.bar_words(b["values"], unit), (left if total is not None else xs.hi * 0.03, i), (6, 0),
-                    textcoords="offset points", va="center", annotation_clip=False)  # fmt: skip
+        words, *parts = pictures.bar_words(b["values"], unit).split("\n")
+        at = (left if total is not None else xs.hi * 0.03, i)
+        ax.annotate("".join(parts), at, (6, -9), color=theme.MUTED, fontsize=9, textcoords="offset points", va="center",
+                    annotation_clip=False, path_effects=_HALO)  # fmt: skip
+        ax.annotate(words, at, (6, 4 if parts else 0),
+                    textcoords="offset points", va="center", annotation_clip=False, path_effects=_HALO)  # fmt: skip
     for part, label in enumerate(data["parts"] if len(data["parts"]) > 1 else ()):
         ax.bar(
             [0],

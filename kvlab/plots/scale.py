@@ -49,6 +49,8 @@ class Scale:
 
     def label(self, value: float) -> str:
         """A tick's text: the prefix stays (bytes keep their unit), the unit itself stands at the axis."""
+        if self.unit == "s" and value >= 1:  # 1,000 s: a decade stays recognizable as one
+            return f"{theme.count(value)} s"
         if self.unit in ("B", "s", "%"):
             return theme.number(value, self.unit)
         return theme.si(value) if self.unit.startswith("FLOP") or value >= 1e7 else theme.count(value)
@@ -87,19 +89,21 @@ def slope(x: Sequence[float], y: Sequence[float | None]) -> float:
 
 
 def spread(places: Sequence[float], gap: float, lo: float, hi: float) -> list[float]:
-    """Label places moved as little as a simple sweep can so that neighbours stand `gap` apart inside lo..hi.
+    """Label places moved as little as possible (least squares) so that neighbours stand `gap` apart inside lo..hi.
 
     Where they cannot all fit, the gap shrinks evenly.
     """
     order = sorted(range(len(places)), key=places.__getitem__)
     gap = min(gap, (hi - lo) / max(len(places) - 1, 1))
+    # Take i * gap off the i-th label: what is left only has to rise, and pooling neighbours that fall does that best.
+    pools = []
+    for i, label in enumerate(order):
+        pools.append([places[label] - i * gap, 1])
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, n), (b, m) = pools[-2:]
+            pools[-2:] = [[(a * n + b * m) / (n + m), n + m]]
+    level = [min(max(value, lo), hi - (len(places) - 1) * gap) for value, n in pools for _ in range(n)]
     out = list(places)
-    floor = lo
-    for i in order:  # push down the page
-        out[i] = floor = max(out[i], floor)
-        floor += gap
-    ceiling = hi
-    for i in reversed(order):  # and back up from the lower edge
-        out[i] = ceiling = min(out[i], ceiling)
-        ceiling -= gap
+    for i, label in enumerate(order):
+        out[label] = level[i] + i * gap
     return out

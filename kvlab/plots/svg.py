@@ -27,10 +27,12 @@ class Svg:
         )  # fmt: skip
         self.parts.append(f"<{tag}{text}>{body}</{tag}>" if body else f"<{tag}{text}/>")
 
-    def text(self, x, y, words, size=14, color=INK, anchor="start", bold=False) -> None:
+    def text(self, x, y, words, size=14, color=INK, anchor="start", bold=False, halo=False) -> None:
+        """Words at a base line; halo keeps them readable across a line."""
         weight = "600" if bold else None
+        around = {"paint_order": "stroke", "stroke": PAPER, "stroke_width": 4} if halo else {}
         self.add("text", escape(str(words)), x=float(x), y=float(y), font_size=size, fill=color,
-                 text_anchor=None if anchor == "start" else anchor, font_weight=weight)  # fmt: skip
+                 text_anchor=None if anchor == "start" else anchor, font_weight=weight, **around)  # fmt: skip
 
     def line(self, x1, y1, x2, y2, color=MUTED, width=1.0, dash=()) -> None:
         self.add("line", x1=float(x1), y1=float(y1), x2=float(x2), y2=float(y2), stroke=color, stroke_width=width,

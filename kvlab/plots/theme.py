@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 
 INK, MUTED, GRID, PAPER, ALERT = "#1b1f24", "#57606a", "#e3e6ea", "#ffffff", "#a40e26"
 FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
@@ -89,6 +90,7 @@ def mix(a: str, b: str, share: float) -> str:
     return "#" + "".join(f"{round(x + (y - x) * share):02x}" for x, y in zip(rgb(a), rgb(b), strict=True))
 
 
+@lru_cache(256)
 def ramp(share: float) -> str:
     """The heat-map colour for 0 (least) to 1 (most)."""
     place = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
