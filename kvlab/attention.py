@@ -38,7 +38,7 @@ def narrower(a: int | None, b: int | None) -> int | None:
 
 
 def visible(q_pos: Tensor, k_pos: Tensor, window: int | None = None, sinks: int = 0) -> Tensor:
-    """The mask: may the query at q_pos (B, T) see the key at k_pos (B, S) or (B, n_kv, S)?  -> bool (B, 1 or n_kv, T, S)
+    """The mask: may the query at q_pos (B, T) see the key at k_pos, (B, S) or (B, n_kv, S)? -> bool (B, 1|n_kv, T, S)
 
     A key is visible if there is one (position >= 0), if it does not lie in the future, and if it is among the last
     `window` keys, the query's own included, or among the first `sinks`. Positions decide, never lengths: so one

@@ -24,12 +24,17 @@ class NewTokens:
     tokens: list[int | None]
     finished: list[bool]
 
+    @property
+    def token(self) -> int | None:
+        """The new token of a batch of one."""
+        return self.tokens[0]
+
 
 @dataclass
 class Sampler:
     """How to choose the next token. temperature 0 is greedy.
 
-    Each row draws from its own generator, seeded by (seed, row), so that a row's text does not depend on its neighbours.
+    Each row draws from its own generator, seeded by (seed, row): its text does not depend on its neighbours.
     """
 
     temperature: float = 0.0
@@ -156,7 +161,7 @@ def generate(
     """The prompt with max_new_tokens or fewer new tokens behind it. Options as for stream().
 
     A list of lists gives a list of lists, one list gives a list, a tensor (B, T) gives a tensor (B, T + longest), where
-    rows that stopped early are filled up with pad_token_id (default: the model's pad_token_id, else its end id, else 0).
+    rows that stopped early are filled up with pad_token_id (default: the model's own, else its end id, else 0).
     on_token(row, token) is called for each new token at once.
     """
     texts = _rows(ids, model.config.vocab_size)

@@ -26,7 +26,8 @@ def make_cache(kind: str, model, batch_size: int = 1, max_length: int = 1024, **
 
     kind: growing, full, sliding, quantized or paged; max_length: tokens per row (prompt and generated).
     options: sliding: window=, sinks=0, sinks_at="text"|"cache"
-             quantized: k_bits=, v_bits= (8, 4, 2, "fp8", 16), key_axis="channel"|"token", group_size=64, residual_length=
+             quantized: k_bits=8, v_bits=8 (8, 4, 2, "fp8", 16), key_axis="channel"|"token", group_size=64,
+                        residual_length=64
              paged: block_size=16, num_blocks=None, pool=None
     Raises ValueError for an unknown kind or option, naming those that exist.
     """

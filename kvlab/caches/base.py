@@ -7,48 +7,22 @@ leave the checks, the positions and the undoing of a failed step to this file.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from kvlab.attention import View
-
-
-class CacheFull(ValueError):
-    """More tokens than the cache has room for. Nothing was changed."""
-
-
-class RewindError(ValueError):
-    """Asked to forget more than can be undone. `.largest` is the largest n that would work. Nothing was changed."""
-
-    def __init__(self, message: str, largest: int):
-        super().__init__(message)
-        self.largest = largest
-
-
-class NotOffered(NotImplementedError):
-    """This cache does not have that operation."""
-
-
-@dataclass
-class Step:
-    """One forward pass as a cache sees it. T columns per row; a row's real tokens have the positions start..after-1."""
-
-    pos: Tensor  # (B, T), -1 = padding
-    start: list[int]  # tokens in each row before the step
-    after: list[int]  # and after it
-
-    @cached_property
-    def uniform(self) -> bool:
-        """All rows have the same length and no padding, so that slices do the work of index lists."""
-        return len(set(self.start)) == 1 and all(a - s == self.pos.shape[1] for s, a in zip(self.start, self.after))
-
-    @cached_property
-    def real(self) -> tuple[Tensor, Tensor]:
-        """Row and column of every token that is not padding -> two tensors (N,)."""
-        return torch.nonzero(self.pos >= 0, as_tuple=True)
+from kvlab.caches.step import (  # noqa: F401  (what a cache file needs, it takes from here)
+    CacheFull,
+    NotOffered,
+    RewindError,
+    Step,
+    bytes_per_token,
+    check_keys_values,
+    check_length,
+    plan_step,
+    slot_is_position,
+)
 
 
 class KVCache:
@@ -90,7 +64,7 @@ class KVCache:
         """A cache that fits the model; make_cache() calls this."""
         return cls(batch_size, max_length, **options)
 
-    # --- the model's side ------------------------------------------------------------------------------------------
+    # ---- the model's side
 
     @property
     def batch_size(self) -> int:
@@ -153,7 +127,7 @@ class KVCache:
         if earlier_chunks:
             self._broken = "this cache is unusable: a call failed after some of its chunks were stored; make a new one"
 
-    # --- operations on whole rows ----------------------------------------------------------------------------------
+    # ---- operations on whole rows
 
     def reorder(self, rows) -> None:
         """Row i becomes what row rows[i] was; rows may repeat or be dropped (beam search, finished rows)."""
@@ -190,10 +164,10 @@ class KVCache:
         self.abort()
         return copy.deepcopy(self)
 
-    # --- bytes -----------------------------------------------------------------------------------------------------
+    # ---- bytes
 
     def nbytes_by(self) -> dict[str, int]:
-        """Bytes held, by what holds them (keys, values, scales, tail, positions, tables, scores), all layers together."""
+        """Bytes held in all layers, by what holds them: keys, values, scales, tail, positions, tables, scores."""
         raise NotOffered(f"{type(self).__name__} does not say how many bytes it holds")
 
     @property
@@ -205,7 +179,7 @@ class KVCache:
         """The part of nbytes that holds tokens now."""
         return self.nbytes
 
-    # --- for subclasses --------------------------------------------------------------------------------------------
+    # ---- for subclasses
 
     def _write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> View:
         raise NotOffered(f"{type(self).__name__} has neither append nor _write")
@@ -232,60 +206,9 @@ class KVCache:
         return self.lengths[row]
 
     def _plan(self, pos: Tensor) -> Step:
-        rows = pos.tolist()
-        if len(rows) != self.batch_size:
-            raise ValueError(
-                f"{len(rows)} rows of tokens for a cache of {self.batch_size}: make it with batch_size={len(rows)}"
-            )
-        after = []
-        for row, (start, columns) in enumerate(zip(self.lengths, rows)):
-            real = [p for p in columns if p != -1]
-            if real != list(range(start, start + len(real))):
-                raise ValueError(
-                    f"row {row} has {start} tokens, so its next positions start at {start}; got {real[:4]}"
-                    f"{' ...' if len(real) > 4 else ''} (use cache.next_positions)"
-                )
-            after.append(start + len(real))
-        return Step(pos, list(self.lengths), after)
+        return plan_step(pos, self.lengths)
 
     def _check(self, layer: int, k: Tensor, v: Tensor, pos: Tensor) -> None:
         if self._broken:
             raise RuntimeError(self._broken)
-        if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
-            raise ValueError(
-                f"keys {tuple(k.shape)} and values {tuple(v.shape)} must be (B, n_kv, T, D) and agree in all but D"
-            )
-        if pos.shape != (k.shape[0], k.shape[2]):
-            raise ValueError(
-                f"pos {tuple(pos.shape)} must be (B, T) = {(k.shape[0], k.shape[2])} as in keys {tuple(k.shape)}"
-            )
-        for name, x in (("keys", k), ("values", v)):
-            if self.dtype is not None and x.dtype != self.dtype:
-                raise ValueError(f"{name} are {x.dtype}, the cache holds {self.dtype}: a cache serves one dtype")
-            if self.device is not None and x.device != self.device:
-                raise ValueError(
-                    f"{name} are on {x.device}, the cache is on {self.device}: make a cache for that device"
-                )
-
-
-def check_length(cache: KVCache, step: Step) -> None:
-    """Raises CacheFull if a row would exceed max_length."""
-    for row, n in enumerate(step.after):
-        if n > cache.max_length:
-            raise CacheFull(
-                f"row {row} would have {n} tokens and the cache has room for max_length={cache.max_length}: "
-                f"make it with max_length={n} or more"
-            )
-
-
-def slot_is_position(lengths: list[int], S: int, device) -> Tensor:
-    """Positions (B, S) of slots where slot = position: 0, 1, 2, ... and -1 from each row's length on."""
-    slots = torch.arange(S, device=device)
-    if len(set(lengths)) == 1:
-        return slots.masked_fill(slots >= lengths[0], -1).expand(len(lengths), S)
-    return torch.where(slots < torch.tensor(lengths, device=device)[:, None], slots, -1)
-
-
-def bytes_per_token(k: Tensor, v: Tensor) -> int:
-    """Bytes of one token's key and value in one layer, for k, v (B, n_kv, S, D)."""
-    return k.shape[1] * (k.shape[3] * k.element_size() + v.shape[3] * v.element_size())
+        check_keys_values(k, v, pos, self.dtype, self.device)

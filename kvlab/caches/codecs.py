@@ -49,7 +49,7 @@ class IntCodec:
     def __init__(self, bits: int, axis: str, group: int, head_dim: int):
         if head_dim * bits % 8:
             raise ValueError(
-                f"head_dim={head_dim} does not fill whole bytes with {bits}-bit codes: it must be a multiple of {8 // bits}"
+                f"head_dim={head_dim} does not fill bytes with {bits}-bit codes: it must be a multiple of {8 // bits}"
             )
         if axis == "token":
             group = min(group, head_dim)  # a group does not reach beyond its head
@@ -94,7 +94,7 @@ class IntCodec:
 
 
 class CastCodec:
-    """Another float type instead of codes: fp8 e4m3 or e5m2 without scales (vLLM's fp8 cache), or the model's own (16)."""
+    """Another float type, without scales: fp8 e4m3 or e5m2 (as vLLM's fp8 cache), or the model's own (16)."""
 
     def __init__(self, dtype: torch.dtype | None, head_dim: int):
         self.dtype, self.head_dim = dtype, head_dim  # dtype None: as given

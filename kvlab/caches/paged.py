@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 
 from kvlab.attention import View
 from kvlab.caches.base import KVCache, Step, bytes_per_token, slot_is_position
 from kvlab.caches.pool import BlockPool
-
-
-@dataclass
-class Row:
-    """One sequence: its blocks in order, and its length. Position p lives in block table[p // block_size]."""
-
-    length: int = 0
-    table: list[int] = field(default_factory=list)
+from kvlab.caches.row import Row
 
 
 class PagedCache(KVCache):
     """Rows take blocks of block_size tokens from a pool, so that at most one block per row is partly empty (vLLM).
 
-    Blocks may be shared: fork() and fork_row() copy tables, not keys, and a shared block is copied when one of its owners
-    writes to it (copy on write); match_prefix() takes over full blocks that an earlier row has left behind.
+    Blocks may be shared: fork() and fork_row() copy tables, not keys, and a shared block is copied when one of its
+    owners writes to it (copy on write); match_prefix() takes over full blocks that an earlier row has left behind.
     Rows come and go: add_row(), fork_row(), free_row().
     A step allocates all it needs before the first layer writes, or raises PoolExhausted with every row as it was.
     Bytes: the pool's keys and values num_blocks*block_size*n_kv*D*itemsize each per layer; tables 8*B*(longest table).
@@ -50,6 +41,7 @@ class PagedCache(KVCache):
             enough = num_blocks is None and isinstance(block_size, int) and block_size > 0
             pool = BlockPool(batch_size * -(-max_length // block_size) if enough else num_blocks, block_size)
         self.pool = pool
+        self.rows = [Row(pool) for _ in self.rows]
         self.block_size = self.pool.block_size
         self._table: Tensor | None = None  # the block tables as one tensor (B, longest), made anew when they change
 
@@ -59,48 +51,38 @@ class PagedCache(KVCache):
 
     @lengths.setter
     def lengths(self, lengths: list[int]) -> None:
-        self.rows = self.rows or [Row() for _ in lengths]
+        self.rows = self.rows or [Row(None) for _ in lengths]
         for row, length in zip(self.rows, lengths):
             row.length = length
 
-    # --- one step --------------------------------------------------------------------------------------------------
-
-    def _blocks(self, length: int) -> int:
-        return -(-length // self.block_size)
+    # ---- one step
 
     def _needs(self, step: Step) -> tuple[list[int], list[tuple[int, int]]]:
-        """New blocks per row, and the shared blocks (row, index in table) that the step writes into."""
-        new = [max(0, self._blocks(n) - len(row.table)) for row, n in zip(self.rows, step.after)]
-        shared = [
-            (r, start // self.block_size)
-            for r, (start, after) in enumerate(zip(step.start, step.after))
-            if after > start
-            and start % self.block_size
-            and self.pool.ref[self.rows[r].table[start // self.block_size]] > 1
-        ]
+        """New blocks per row, and the shared blocks (row, index in table) that the step is about to write into."""
+        new = [row.needs(after) for row, after in zip(self.rows, step.after)]
+        writing = [r for r, (start, after) in enumerate(zip(step.start, step.after)) if after > start]
+        shared = [(r, i) for r in writing if (i := self.rows[r].shared_tail()) is not None]
         return new, shared
 
     def _check_room(self, step: Step) -> None:
         new, shared = self._needs(step)
-        if sum(new) + len(shared) > len(self.pool.free):
-            self.pool.allocate(sum(new) + len(shared))  # raises, and says what is missing
+        self.pool.check_free(sum(new) + len(shared))
 
     def _begin(self, step: Step) -> None:
         pool, bs, device = self.pool, self.block_size, step.pos.device
         new, shared = self._needs(step)
         fresh = pool.allocate(sum(new) + len(shared))
-        self._undo_list = []
+        self._added, self._replaced = new, []
         for r, i in shared:  # copy on write
-            table, old = self.rows[r].table, self.rows[r].table[i]
-            table[i] = fresh.pop()
-            self.bytes_copied += pool.copy(old, table[i])
-            pool.release(old)
-            self._undo_list.append((r, i, old))
-        for r, (row, n) in enumerate(zip(self.rows, new)):
-            self._undo_list.append((r, len(row.table), None))
+            table, block = self.rows[r].table, fresh.pop()
+            self.bytes_copied += pool.copy(table[i], block)
+            self._replaced.append((r, i, table[i]))
+            pool.release(table[i])
+            table[i] = block
+        for row, n, start, after in zip(self.rows, new, step.start, step.after):
             row.table += [fresh.pop() for _ in range(n)]
-            if step.after[r] > step.start[r] and step.start[r] % bs:
-                pool.forget(row.table[step.start[r] // bs])  # written to: no longer what it was registered as
+            if after > start and start % bs:
+                pool.forget(row.table[start // bs])  # written to: no longer what it was registered as
         if self._table is None or any(new) or shared or self._table.device != device:
             self._table = self._table_tensor(device)
         rows, columns = step.real
@@ -135,48 +117,67 @@ class PagedCache(KVCache):
         return View(*parts, self.view_pos, all_visible=step.uniform and step.pos.shape[1] == 1)
 
     def _undo(self, step: Step) -> None:
-        for r, i, old in reversed(self._undo_list):
-            table = self.rows[r].table
-            if old is None:
-                self._drop(self.rows[r], i)
-            else:
-                self.pool.release(table[i])
-                self.pool.share(old)
-                table[i] = old
-        self._table = None
-
-    # --- rows ------------------------------------------------------------------------------------------------------
-
-    def _drop(self, row: Row, keep: int) -> None:
-        """Release all blocks of the row but the first `keep`, the last one first: prefixes survive longest."""
-        while len(row.table) > keep:
-            self.pool.release(row.table.pop())
-        self._table = None
-
-    def _copy(self, row: Row) -> Row:
-        for block in row.table:
+        for row, n in zip(self.rows, self._added):
+            row.keep(len(row.table) - n)
+        for r, i, block in self._replaced:
+            self.pool.release(self.rows[r].table[i])
             self.pool.share(block)
-        return Row(row.length, list(row.table))
+            self.rows[r].table[i] = block
+        self._table = None
+
+    # ---- rows
 
     def add_row(self) -> int:
         """An empty row at the end of the batch -> its index."""
-        self.abort()
-        self.rows.append(Row())
-        self._table = None
-        return len(self.rows) - 1
+        return self._append_row(Row(self.pool))
 
     def fork_row(self, row: int) -> int:
         """A copy of a row at the end of the batch, sharing its blocks -> its index."""
         self.abort()
-        self.rows.append(self._copy(self._row(row)))
-        self._table = None
-        return len(self.rows) - 1
+        return self._append_row(self._row(row).copy())
 
     def free_row(self, row: int) -> None:
         """Take a row out of the batch and release its blocks; the rows after it move down by one."""
         self.abort()
-        self._drop(self._row(row), 0)
+        self._row(row).keep(0)
         del self.rows[row]
+        self._table = None
+
+    def match_prefix(self, row: int, ids) -> int:
+        """Give an empty row the full blocks in the pool that begin `ids` -> the number of tokens it now has.
+
+        At most len(ids) - 1: one token is left to compute. Feed the rest, ids[n:], as usual.
+        """
+        self.abort()
+        if self._row(row).length:
+            raise ValueError(
+                f"row {row} has {self._row(row).length} tokens already: a prefix is matched into an empty row"
+            )
+        self._table = None
+        return self.rows[row].match_prefix([int(i) for i in ids])
+
+    def commit(self, row: int, ids) -> None:
+        """Register the row's full blocks, which hold `ids`, so that match_prefix can find them, even when freed."""
+        ids = [int(i) for i in ids]
+        if len(ids) < self._row(row).length:
+            raise ValueError(
+                f"row {row} has {self.rows[row].length} tokens, only {len(ids)} ids are given: name them all"
+            )
+        self.rows[row].commit(ids)
+
+    def fork(self) -> PagedCache:
+        """A second cache over the same pool, sharing every block."""
+        self.abort()
+        twin = PagedCache(1, self.max_length, pool=self.pool)
+        twin.rows = [row.copy() for row in self.rows]
+        twin.dtype, twin.device = self.dtype, self.device
+        return twin
+
+    def _append_row(self, row: Row) -> int:
+        self.abort()
+        self.rows.append(row)
+        self._table = None
+        return len(self.rows) - 1
 
     def _row(self, row: int) -> Row:
         if not 0 <= row < len(self.rows):
@@ -184,56 +185,17 @@ class PagedCache(KVCache):
         return self.rows[row]
 
     def _reorder(self, rows: list[int]) -> None:
-        old = self.rows
-        self.rows = [self._copy(old[r]) for r in rows]
+        old, self.rows = self.rows, [self.rows[r].copy() for r in rows]
         for row in old:
-            self._drop(row, 0)
+            row.keep(0)
+        self._table = None
 
     def _rewind(self, n: list[int]) -> None:
         for row, x in zip(self.rows, n):
-            self._drop(row, self._blocks(row.length - x))
-
-    def fork(self) -> PagedCache:
-        """A second cache over the same pool, sharing every block."""
-        self.abort()
-        twin = PagedCache(1, self.max_length, pool=self.pool)
-        twin.rows = [self._copy(row) for row in self.rows]
-        twin.dtype, twin.device = self.dtype, self.device
-        return twin
-
-    # --- shared prefixes -------------------------------------------------------------------------------------------
-
-    def match_prefix(self, row: int, ids) -> int:
-        """Give an empty row the full blocks in the pool that begin `ids` -> the number of tokens it now has.
-
-        At most len(ids) - 1: one token must be left to compute, or there would be no logits to go on from.
-        """
-        ids, r = [int(i) for i in ids], self._row(row)
-        if r.length:
-            raise ValueError(f"row {row} has {r.length} tokens already: a prefix is matched into an empty row")
-        key, bs = b"", self.block_size
-        for start in range(0, (len(ids) - 1) // bs * bs, bs):
-            key = self.pool.chain(key, ids[start : start + bs])
-            if key not in self.pool.block_of:
-                break
-            block = self.pool.block_of[key]
-            self.pool.share(block)
-            r.table.append(block)
-            r.length += bs
+            row.keep(-(-(row.length - x) // self.block_size))
         self._table = None
-        return r.length
 
-    def commit(self, row: int, ids) -> None:
-        """Register the row's full blocks, which hold `ids`, so that other rows can find them."""
-        ids, r = [int(i) for i in ids], self._row(row)
-        if len(ids) < r.length:
-            raise ValueError(f"row {row} has {r.length} tokens, only {len(ids)} ids are given: name them all")
-        key, bs = b"", self.block_size
-        for i in range(r.length // bs):
-            key = self.pool.chain(key, ids[i * bs : (i + 1) * bs])
-            self.pool.register(r.table[i], key)
-
-    # --- bytes -----------------------------------------------------------------------------------------------------
+    # ---- bytes
 
     def nbytes_by(self) -> dict[str, int]:
         return {

@@ -15,9 +15,9 @@ class PoolExhausted(RuntimeError):
 class BlockPool:
     """num_blocks blocks of block_size tokens each, shared by all sequences and by several caches if you like.
 
-    A block id means the same block in every layer. Keys and values of one layer: (n_kv, num_blocks, block_size, D), heads
-    first, so that one index_select along the blocks gathers a sequence. Every block is either free (reference count 0)
-    or in use (one count for each block table entry that names it).
+    A block id means the same block in every layer. Keys and values of one layer: (n_kv, num_blocks, block_size, D),
+    heads first, so that one index_select along the blocks gathers a sequence. Every block is either free (reference
+    count 0) or in use (one count for each block table entry that names it).
     A freed block keeps its content until it is needed, so that a later request with the same prefix finds it:
     `free` is ordered, least recently freed first.
     """
@@ -36,15 +36,19 @@ class BlockPool:
         self.key_of: dict[int, bytes] = {}  # block -> hash of all token ids from the start of the text to its end
         self.block_of: dict[bytes, int] = {}  # the other way round
 
-    # --- allocation ------------------------------------------------------------------------------------------------
+    # ---- allocation
+
+    def check_free(self, n: int) -> None:
+        """Raises PoolExhausted unless n blocks are free."""
+        if n > len(self.free):
+            raise PoolExhausted(
+                f"{n} more blocks of {self.block_size} tokens are needed and {len(self.free)} of {self.num_blocks} "
+                "are free: free a row, or make the pool larger (num_blocks)"
+            )
 
     def allocate(self, n: int) -> list[int]:
         """n blocks with reference count 1, all or none."""
-        if n > len(self.free):
-            raise PoolExhausted(
-                f"{n} more blocks of {self.block_size} tokens are needed and {len(self.free)} of {self.num_blocks} are free: "
-                "free a row, or make the pool larger (num_blocks)"
-            )
+        self.check_free(n)
         blocks = [self.free.popitem(last=False)[0] for _ in range(n)]
         for block in blocks:
             self.forget(block)
@@ -64,7 +68,7 @@ class BlockPool:
         if self.ref[block] == 0:
             self.free[block] = None
 
-    # --- content ---------------------------------------------------------------------------------------------------
+    # ---- content
 
     def storage(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """This layer's keys and values, made on first use to fit k, v (B, n_kv, T, D)."""
@@ -106,7 +110,7 @@ class BlockPool:
         if key is not None:
             del self.block_of[key]
 
-    # --- checks ----------------------------------------------------------------------------------------------------
+    # ---- checks
 
     def check(self, tables: list[list[int]]) -> None:
         """Raises RuntimeError unless the books balance with these block tables, which must be all that there are."""

@@ -1,0 +1,107 @@
+"""One forward pass as a cache sees it, the errors of this package, and small helpers that the caches share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from kvlab.caches.base import KVCache
+
+
+class CacheFull(ValueError):
+    """More tokens than the cache has room for. Nothing was changed."""
+
+
+class RewindError(ValueError):
+    """Asked to forget more than can be undone. `.largest` is the largest n that would work. Nothing was changed."""
+
+    def __init__(self, message: str, largest: int):
+        super().__init__(message)
+        self.largest = largest
+
+
+class NotOffered(NotImplementedError):
+    """This cache does not have that operation."""
+
+
+@dataclass
+class Step:
+    """One forward pass as a cache sees it. T columns per row; a row's real tokens have the positions start..after-1."""
+
+    pos: Tensor  # (B, T), -1 = padding
+    start: list[int]  # tokens in each row before the step
+    after: list[int]  # and after it
+
+    @cached_property
+    def uniform(self) -> bool:
+        """All rows have the same length and no padding, so that slices do the work of index lists."""
+        return len(set(self.start)) == 1 and all(a - s == self.pos.shape[1] for s, a in zip(self.start, self.after))
+
+    @cached_property
+    def real(self) -> tuple[Tensor, Tensor]:
+        """Row and column of every token that is not padding -> two tensors (N,)."""
+        return torch.nonzero(self.pos >= 0, as_tuple=True)
+
+
+def plan_step(pos: Tensor, lengths: list[int]) -> Step:
+    """The step that `pos` (B, T) describes. Raises ValueError unless each row goes on from its length."""
+    rows = pos.tolist()
+    if len(rows) != len(lengths):
+        raise ValueError(
+            f"{len(rows)} rows of tokens for a cache of {len(lengths)} rows: make it with batch_size={len(rows)}"
+        )
+    after = []
+    for row, (start, columns) in enumerate(zip(lengths, rows)):
+        real = [p for p in columns if p != -1]
+        if real != list(range(start, start + len(real))):
+            raise ValueError(
+                f"row {row} has {start} tokens, so its next positions start at {start}; got {real[:4]}"
+                f"{' ...' if len(real) > 4 else ''} (use cache.next_positions)"
+            )
+        after.append(start + len(real))
+    return Step(pos, list(lengths), after)
+
+
+def check_keys_values(k: Tensor, v: Tensor, pos: Tensor, dtype: torch.dtype | None, device) -> None:
+    """Raises ValueError, naming both sides, unless k, v, pos fit each other and what the cache holds already."""
+    if k.dim() != 4 or v.dim() != 4 or k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"keys {tuple(k.shape)}, values {tuple(v.shape)}: must be (B, n_kv, T, D) and agree in all but D"
+        )
+    if pos.shape != (k.shape[0], k.shape[2]):
+        raise ValueError(
+            f"pos {tuple(pos.shape)} must be (B, T) = {(k.shape[0], k.shape[2])} as in keys {tuple(k.shape)}"
+        )
+    for name, x in (("keys", k), ("values", v)):
+        if dtype is not None and x.dtype != dtype:
+            raise ValueError(f"{name} are {x.dtype}, the cache holds {dtype}: a cache serves one dtype")
+        if device is not None and x.device != device:
+            raise ValueError(f"{name} are on {x.device}, the cache is on {device}: make a cache for that device")
+
+
+def check_length(cache: KVCache, step: Step) -> None:
+    """Raises CacheFull if a row would exceed max_length."""
+    for row, n in enumerate(step.after):
+        if n > cache.max_length:
+            raise CacheFull(
+                f"row {row} would have {n} tokens and the cache has room for max_length={cache.max_length}: "
+                f"make it with max_length={n} or more"
+            )
+
+
+def slot_is_position(lengths: list[int], S: int, device) -> Tensor:
+    """Positions (B, S) of slots where slot = position: 0, 1, 2, ... and -1 from each row's length on."""
+    slots = torch.arange(S, device=device)
+    if len(set(lengths)) == 1:
+        return slots.masked_fill(slots >= lengths[0], -1).expand(len(lengths), S)
+    return torch.where(slots < torch.tensor(lengths, device=device)[:, None], slots, -1)
+
+
+def bytes_per_token(k: Tensor, v: Tensor) -> int:
+    """Bytes of one token's key and value in one layer, for k, v (B, n_kv, S, D)."""
+    return k.shape[1] * (k.shape[3] * k.element_size() + v.shape[3] * v.element_size())
