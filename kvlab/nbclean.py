@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 from pathlib import Path
 
@@ -99,8 +100,8 @@ def _clean_output(output, number, root):
     if output.output_type not in ("display_data", "execute_result"):
         return output
     data = output.data
-    if WIDGET in data:
-        return None
+    if WIDGET in data:  # an explorer's output holds its PNG twin too; a bare widget's holds only its name
+        data = {k: v for k, v in data.items() if k != WIDGET} if "image/png" in data else {}
     if PLOTLY in data or "Plotly.newPlot" in data.get("text/html", ""):
         data = {"image/png": data["image/png"]} if "image/png" in data else {}
     data = {k: v for k, v in data.items() if k != "application/javascript"}
@@ -141,13 +142,16 @@ def problems(path: Path) -> list[str]:
     found = []
     if (size := path.stat().st_size) > MAX_BYTES:
         found.append(f"{size:,} bytes are more than {MAX_BYTES:,}: fewer or smaller pictures")
+    ids = [
+        cell.get("id") for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+    ]  # read() mends them unasked
+    if len({*ids, None}) <= len(ids):
+        found.append("every cell needs an id of its own (nbformat 4.5)")
     nb = nbformat.read(path, 4)
     try:
         nbformat.validate(nb)
     except nbformat.ValidationError as error:
         found.append(f"not a valid notebook: {error}")
-    if nb.nbformat_minor < 5 or len({cell.get("id") for cell in nb.cells}) < len(nb.cells):
-        found.append("every cell needs an id of its own (nbformat 4.5)")
     if nb.metadata.get("kernelspec", {}).get("name") != "python3":
         found.append("the kernelspec must be python3, the kernel that every reader has")
     if "widgets" in nb.metadata:
