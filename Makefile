@@ -9,7 +9,7 @@ ROOT   := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Two processes of one thread each: torch threads that fight over two cores are slower than either.
 PYTEST := OMP_NUM_THREADS=1 KVLAB_BUDGET=quick $(PY) -m pytest -n 2
 
-.PHONY: help lab test test-fast test-notebooks test-blanks test-browser notebooks figures lint format clean
+.PHONY: help lab test test-fast test-notebooks test-blanks test-browser test-colab build notebooks figures lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -32,8 +32,8 @@ test: lint test-fast test-notebooks test-browser ## everything: lint, tests, the
 test-fast: $(READY) ## the package's tests: no notebooks, no browser
 	$(PYTEST) tests --ignore tests/notebooks --ignore tests/browser --expect fast $(ARGS)
 
-test-notebooks: $(READY) ## run the solved notebooks
-	$(PYTEST) tests/notebooks/test_saved.py notebooks/solutions --nbmake --nbmake-timeout 900 --timeout 1500 --expect notebooks $(ARGS)
+test-notebooks: $(READY) ## run the solved notebooks, look at the saved ones
+	$(PYTEST) tests/notebooks notebooks/solutions --nbmake --nbmake-timeout 900 --timeout 1500 --expect notebooks $(ARGS)
 
 test-blanks: $(READY) ## run the notebooks as a reader first meets them, exercises unanswered
 	$(PYTEST) notebooks --ignore notebooks/solutions --nbmake --nbmake-timeout 900 --timeout 1500 --expect blanks $(ARGS)
@@ -41,8 +41,23 @@ test-blanks: $(READY) ## run the notebooks as a reader first meets them, exercis
 test-browser: $(READY) ## move the sliders of notebook 01 in JupyterLab and Chromium
 	KVLAB_BUDGET=quick $(PY) -m pytest tests/browser --expect browser $(ARGS)
 
-notebooks: $(READY) ## generate the blank notebooks, run all, save their outputs
+COLAB := .venv-colab
+$(COLAB)/.ready: pyproject.toml requirements-colab.txt requirements-nodeps.txt
+	@test -x $(COLAB)/bin/python || $(PYTHON) -m venv $(COLAB)
+	$(COLAB)/bin/python -m pip install -q --upgrade pip
+	$(COLAB)/bin/python -m pip install -q -r requirements-colab.txt
+	$(COLAB)/bin/python -m pip install -q --no-deps -r requirements-nodeps.txt
+	$(COLAB)/bin/python -m pip install -q --no-deps -e .
+	@touch $(COLAB)/.ready
+
+test-colab: $(COLAB)/.ready ## widgets, figures and solved notebooks on Colab's versions (PYTHON=python3.13 where there is one)
+	OMP_NUM_THREADS=1 KVLAB_BUDGET=quick $(COLAB)/bin/python -m pytest -n 2 tests/plots tests/notebooks tests/test_nbtools.py \
+	  notebooks/solutions --nbmake --nbmake-timeout 900 --timeout 1500 --expect colab $(ARGS)
+
+build: $(READY) ## generate the blank notebooks, badges, setup cells and the README's table
 	$(PY) -m kvlab.nbtools build
+
+notebooks: build ## the same, then run all notebooks and save their outputs (ARGS=01 for those with 01 in their path)
 	KVLAB_BUDGET=full $(PY) -m kvlab.nbtools run $(ARGS)
 
 figures: $(READY) ## draw the pictures in figures/
@@ -58,4 +73,4 @@ format: $(READY) ## let ruff fix what it can
 	$(BIN)/ruff format .
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build ./*.egg-info
+	rm -rf $(VENV) $(COLAB) .pytest_cache .ruff_cache .hypothesis build ./*.egg-info

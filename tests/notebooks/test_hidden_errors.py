@@ -57,7 +57,6 @@ def outcomes(tmp_path_factory):
     return found
 
 
-@pytest.mark.colab
 @pytest.mark.parametrize("case", CASES)
 def test_hidden_widget_errors_are_red_and_working_widgets_green(outcomes, case):
     if case.startswith("red"):
