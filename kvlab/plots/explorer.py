@@ -181,7 +181,7 @@ class Explorer:
             self.html.value = (
                 f'<div role="alert" data-error="{escape(kind)}" style="background:{theme.PAPER};color:{theme.ALERT};'
                 f'border:2px solid {theme.ALERT};padding:12px;font:15px {theme.FONT}">'
-                f"<b>{escape(kind)}</b>: {escape(str(error))}<br><small>at {escape(at)}</small></div>"
+                f"<b>{escape(kind)}</b>: {escape(str(error))}<br/><small>at {escape(at)}</small></div>"
             )
 
     @contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from .. import cost
 from ..config import ModelConfig
+from ..measure import fit_slope
 from . import theme
 from .explorer import Explorer, choice, slider
-from .scale import slope
 
 LENGTHS = tuple(2**p for p in range(4, 18))  # 16 .. 131,072 tokens
 TERMS = {
@@ -58,7 +58,7 @@ class CostExplorer(Explorer):
         series = []
         for kind in self.variants:
             y = [pick(cost.generation_flops(config, kind, self.prompt, n, window)) for n in LENGTHS]
-            fit = slope(LENGTHS[-4:], y[-4:])
+            fit = fit_slope(LENGTHS, y, between=LENGTHS[-4:][::3]).slope
             series.append({"variant": kind, "x": list(LENGTHS), "y": y, "points": False, "slope": fit,
                            "dashed": bool(self.measured)})  # fmt: skip
         lines = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import textwrap
 
 from matplotlib.colors import LinearSegmentedColormap
@@ -195,7 +196,7 @@ def _bars(ax, data: dict) -> None:
 
 def _heatmap(ax, data: dict) -> None:
     lo, hi = pictures.heat_range(data)
-    values = [[float("nan") if v is None else v for v in row] for row in data["values"]]
+    values = [[math.nan if v is None else v for v in row] for row in data["values"]] or [[math.nan]]
     ramp = LinearSegmentedColormap.from_list("kvlab", theme.RAMP)
     image = ax.imshow(values, cmap=ramp, vmin=lo, vmax=hi, aspect="auto", interpolation="nearest")
     for axis, names in ((ax.xaxis, data.get("columns", ())), (ax.yaxis, data.get("rows", ()))):

@@ -55,7 +55,8 @@ def plotly_lines(data: dict) -> go.Figure:
         look = theme.style(s.get("variant"))
         words, *more = escape(pictures.label(s)).split("\n")
         figure.add_annotation(
-            x=_place(xs, x), y=_place(ys, y), text="<br>".join([f"<b>{words}</b>", *more]), showarrow=False, xanchor="left", align="left",
+            x=_place(xs, x), y=_place(ys, y), text="<br>".join([f"<b>{words}</b>", *more]),
+            showarrow=False, xanchor="left", align="left",
             xshift=10, yshift=place - at, font={"color": look.text, "size": 13},
         )  # fmt: skip
     for m in limits:

@@ -1,4 +1,4 @@
-"""Axes as numbers: ticks, places, slopes, labels that keep their distance. Every way of drawing shares them."""
+"""Axes as numbers: ticks, places, labels that keep their distance. Every way of drawing shares them."""
 
 from __future__ import annotations
 
@@ -73,19 +73,6 @@ def scale_for(values: Sequence[float], axis: dict) -> Scale:
         lo, hi = lo / 2, hi * 2
     pad = (hi / lo) ** 0.04
     return Scale(lo if "lo" in axis else lo / pad, hi if "hi" in axis else hi * pad, kind, unit)
-
-
-def slope(x: Sequence[float], y: Sequence[float | None]) -> float:
-    """The exponent p of y ~ x^p: least squares through the points in log-log. Skips None.
-
-    Raises ValueError where fewer than two different x remain.
-    """
-    points = [(math.log(a), math.log(b)) for a, b in zip(x, y, strict=True) if b is not None and a > 0 and b > 0]
-    mean_x = sum(a for a, _ in points) / max(len(points), 1)
-    spread_x = sum((a - mean_x) ** 2 for a, _ in points)
-    if not spread_x:
-        raise ValueError(f"a slope needs points at two or more different x above zero; got {len(points)} usable points")
-    return sum((a - mean_x) * b for a, b in points) / spread_x
 
 
 def spread(places: Sequence[float], gap: float, lo: float, hi: float) -> list[float]:

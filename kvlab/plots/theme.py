@@ -110,18 +110,13 @@ def contrast(a: str, b: str = PAPER) -> float:
     return (hi + 0.05) / (lo + 0.05)
 
 
-def on(color: str) -> str:
-    """Ink or paper, whichever reads better on `color`."""
-    return INK if contrast(INK, color) >= contrast(PAPER, color) else PAPER
-
-
 # ---- numbers ---------------------------------------------------------------------------------------------------
 def digits(value: float) -> str:
-    """Three significant digits, thousands separated, no exponent: 0.0312, 1.5, 12, 1,234."""
+    """Three significant digits, no whole one dropped, thousands separated, no exponent: 0.0312, 1.5, 12, 1,234."""
     if value == 0:
         return "0"
-    places = 2 - math.floor(math.log10(abs(value)) + 1e-12)
-    text = f"{round(value, places):,.{max(places, 0)}f}"
+    places = max(2 - math.floor(math.log10(abs(value)) + 1e-12), 0)
+    text = f"{value:,.{places}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
