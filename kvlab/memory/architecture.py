@@ -72,7 +72,7 @@ def architecture(source, mla: bool = True, windows: bool = True) -> Architecture
     if isinstance(source, Architecture):
         return source
     config, nested, cross = _language_model(load_config(source))
-    family = str(config.get("model_type") or "").lower().replace("-text", "_text")
+    family = str(config.get("model_type") or "").lower()
     config, notes, known = _filled(config, family, nested)
     if known.get("role") == "encoder" and not config.get("is_decoder"):
         return Architecture(family, (NoCache(),) * whole(config, *DECODER_LAYERS), None, config, tuple(notes))
@@ -82,7 +82,7 @@ def architecture(source, mla: bool = True, windows: bool = True) -> Architecture
     types = layer_types(config, n, family, known)
     if not windows:
         types = ["full" if t in ("sliding", "chunked") else t for t in types]
-    layers = [_layer(config, family, i, types[i], mla) for i in range(n)]
+    layers = [_layer(config, family, i, types[i], mla) for i in _passes(config, n)]
     _share(config, layers)
     cross = cross or flag(config, "is_encoder_decoder") or config.get("add_cross_attention") is True
     if cross:
@@ -143,7 +143,7 @@ def _filled(config: dict, family: str, nested: bool) -> tuple[dict, list[str], d
         if group is KV_HEADS and _contradicts_heads(filled, value):
             continue
         filled[key] = value
-        if group in groups[:6]:
+        if group in groups[:6] and not (config.get("kv_lora_rank") and group in (KV_HEADS, HEAD_DIM)):
             assumed.append(f"{key}={value}")
     if filled.get("use_sliding_window") is False:
         assumed = [a for a in assumed if not a.startswith(WINDOW)]
@@ -170,6 +170,19 @@ def _layer_count(config: dict, family: str) -> int:
         if config.get(name) is not None:
             return whole(config, name)
     return whole(config, *DECODER_LAYERS)
+
+
+def _passes(config: dict, n: int) -> list[int]:
+    """The layers in the order they run: models that loop over some of them keep keys and values of every pass."""
+    order = list(range(n))
+    if config.get("loop_num_passes"):
+        first, last = whole(config, "loop_layer_index_start", least=0), whole(config, "loop_layer_index_end")
+        return order[:first] + order[first:last] * whole(config, "loop_num_passes") + order[last:]
+    if config.get("n_recurrent_loops") and config.get("recurrent_kv_cache_mode", "per_loop") == "per_loop":
+        first = whole(config, "n_input_layers", least=0)
+        last = first + whole(config, "n_recurrent_layers")
+        return order[:first] + order[first:last] * whole(config, "n_recurrent_loops") + order[last:]
+    return order
 
 
 def _layer(config: dict, family: str, i: int, kind: str, mla: bool) -> Layer:
@@ -208,8 +221,8 @@ def _state_beside(config: dict, family: str, attention: Attention) -> State:
 def _share(config: dict, layers: list[Layer]) -> None:
     """Layers that read another layer's keys and values keep nothing themselves."""
     last = whole(config, "num_kv_shared_layers", default=0, least=0)
-    if last >= len(layers):
-        raise ConfigError(f"num_kv_shared_layers={last} leaves no layer of {len(layers)} that keeps keys and values")
+    if last > len(layers):
+        raise ConfigError(f"num_kv_shared_layers={last} is more than the model's {len(layers)} layers")
     for i in range(len(layers) - last, len(layers)):
         layers[i] = Shared()
     if config.get("use_cla"):

@@ -21,7 +21,7 @@ def attention(config: dict, family: str, i: int, kind: str, mla: bool) -> Layer:
     if kind != "full" or (roles and roles[i] == "shared") or family.startswith("minimax"):
         index = 0  # only the layer that computes an index keeps it
     if config.get("kv_lora_rank") is not None:
-        rank, rope = whole(config, "kv_lora_rank"), whole(config, "qk_rope_head_dim")
+        rank, rope = whole(config, "kv_lora_rank"), whole(config, "qk_rope_head_dim", least=0)
         if mla:
             return Latent(rank, rope, window, index)
         return Attention(heads, whole(config, "qk_nope_head_dim") + rope, whole(config, "v_head_dim"), window)
@@ -64,6 +64,8 @@ def _kv_heads(config: dict, family: str, i: int, heads: int | None, kind: str) -
         return heads  # ChatGLM states a group number that then does not count
     if kind == "sliding" and config.get("swa_num_key_value_heads"):
         return whole(config, "swa_num_key_value_heads")
+    if kind == "sliding" and family == "mimo_v2_flash":
+        return 2 * whole(config, *KV_HEADS)  # where the file does not say, the code doubles them
     if kind == "full" and config.get("num_global_key_value_heads"):
         return whole(config, "num_global_key_value_heads")
     inner = config.get("attn_config") if isinstance(config.get("attn_config"), dict) else {}  # MPT, DBRX

@@ -15,7 +15,8 @@ _NAMES = {
     "deepseek_sparse_attention": "full", "minimax_m3_sparse": "full", "qwen_sparse_attention": "full", "hybrid": "both",
     "sliding_attention": "sliding", "local": "sliding", "local_attention": "sliding", "sliding_window": "sliding",
     "chunked_attention": "chunked", "linear_attention": "state", "mamba": "state", "mamba2": "state",
-    "recurrent": "state", "conv": "conv", "moe": "none", "mlp": "none", "hybrid_sliding": "both sliding", "cross_attention": "cross",
+    "recurrent": "state", "conv": "conv", "moe": "none", "mlp": "none", "hybrid_sliding": "both sliding",
+    "cross_attention": "cross",
     "heavily_compressed_attention": "compressed", "compressed_sparse_attention": "compressed indexed",
 }  # fmt: skip
 _LETTERS = {"M": "state", "*": "full", "-": "none", "E": "none", "L": "sliding", "G": "full", "A": "full"}

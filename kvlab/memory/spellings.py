@@ -10,6 +10,7 @@ LAYERS = (
     "n_layers",
     "num_layers",
     "num_transformer_layers",
+    "layers",
 )
 DECODER_LAYERS = ("decoder_layers", "num_decoder_layers", *LAYERS)
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
@@ -22,7 +23,7 @@ KV_HEADS = (
     "num_query_groups",
     "multi_query_group_num",
 )
-HIDDEN = ("hidden_size", "n_embd", "d_model", "model_dim", "emb_dim", "dim_model")
+HIDDEN = ("hidden_size", "n_embd", "d_model", "model_dim", "emb_dim", "embed_dim")
 HEAD_DIM = ("head_dim", "attention_head_dim", "attention_head_size", "d_kv", "dim_head", "d_head", "kv_channels")
 WINDOW = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
 CHUNK = ("attention_chunk_size",)
@@ -54,8 +55,8 @@ NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "vlm
 KNOWN_ELSEWHERE = {
     "aquila", "arctic", "baichuan", "bailing_moe", "btlm", "chatglm", "codeshell", "deci", "deepseek", "deepseek_vl_v2",
     "exaone", "grok-1", "hunyuan", "internlm", "internlm2", "internvl_chat", "jais", "kimi_k2", "kimi_vl", "mimo",
-    "minicpm", "minicpmv", "mixformer-sequential", "nemotron-nas", "openelm", "orion", "pangu", "phi-msft", "plamo",
-    "qwen", "refinedweb", "refinedwebmodel", "skywork", "solar", "stablelm_epoch", "telechat", "xverse", "yi",
+    "minicpm", "minicpmv", "mixformer-sequential", "nemotron-nas", "openelm", "orion", "pangu", "phi-msft", "phi3_v",
+    "plamo", "qwen", "refinedweb", "refinedwebmodel", "skywork", "solar", "stablelm_epoch", "telechat", "xverse", "yi",
 }  # fmt: skip
 
 # every key whose class default may stand in for a missing one
@@ -71,5 +72,6 @@ READ = {
     "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim", "global_head_dim", "num_global_key_value_heads",
     "multi_query", "new_decoder_architecture", "is_encoder_decoder", "max_source_positions", "tie_word_embeddings",
     "H_cycles", "L_cycles", "num_layers_per_stack", "n_routed_experts", "num_local_experts", "num_experts",
-    "moe_intermediate_size",
+    "moe_intermediate_size", "loop_num_passes", "loop_layer_index_start", "loop_layer_index_end", "n_input_layers",
+    "n_recurrent_layers", "n_recurrent_loops",
 }  # fmt: skip

@@ -1,0 +1,90 @@
+"""What kvlab's own caches hold in bytes, all of it: keys, values, scales, tails, positions, tables.
+
+The closed forms that the caches' docstrings state, computed without making one: tests hold them against real caches.
+Loads no torch.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+from .architecture import Architecture
+from .formats import Format
+from .layers import Attention, round_up
+from .reading import ConfigError, check_whole
+
+INT64 = 8  # bytes of a position or a block id
+
+
+def held_bytes(arch: Architecture, cache: str, lengths: list[int], dtype: Format, max_length=None, **options) -> int:
+    """Bytes held by make_cache(cache, model, batch, max_length, **options) after `lengths` tokens in its rows.
+
+    dtype: the model's own, which keys and values arrive in. max_length: default the longest row.
+    Raises ConfigError for a kind or an option that make_cache does not have.
+    """
+    if cache not in _KINDS:
+        raise ConfigError(f"cache kind {cache!r} is not known; kinds are {', '.join(_KINDS)}")
+    if dtype.block != 1:
+        raise ConfigError(
+            f"cache={cache!r} stores the model's own numbers: kv_dtype {dtype.name} needs cache='quantized'"
+        )
+    for layer in arch.layers:
+        if not isinstance(layer, Attention) or layer.kind == "cross":
+            raise ConfigError(f"kvlab's caches keep attention's keys and values; this model has a {layer.kind} layer")
+    form = _KINDS[cache]
+    known = [n for n in inspect.signature(form).parameters if n not in ("arch", "lengths", "size", "room")]
+    if unknown := [n for n in options if n not in known]:
+        raise ConfigError(f"a {cache} cache has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    room = max(lengths) if max_length is None else check_whole("max_length", max_length)
+    if room < max(lengths) and cache != "sliding":
+        raise ConfigError(f"seq_len={max(lengths)} does not fit max_length={room}")
+    return form(arch, lengths, dtype.block_bytes, room, **options)
+
+
+def _token(arch: Architecture) -> int:
+    """Numbers that one token adds in all layers: keys and values."""
+    return sum(layer.kv_heads * (layer.head_dim + layer.v_head_dim) for layer in arch.layers)
+
+
+def _growing(arch, lengths, size, room):
+    columns = max(lengths)  # shorter rows are padded
+    return len(lengths) * columns * (_token(arch) * size + INT64)
+
+
+def _full(arch, lengths, size, room):
+    return len(lengths) * room * _token(arch) * size
+
+
+def _sliding(arch, lengths, size, room, window=None, sinks=0, sinks_at="text"):
+    window = window or arch.config.get("sliding_window") or 256
+    originals = sum(x.kv_heads * x.head_dim for x in arch.layers) * sinks if sinks_at == "cache" else 0
+    return len(lengths) * ((window + sinks) * _token(arch) + originals) * size
+
+
+def _quantized(arch, lengths, size, room, k_bits=8, v_bits=8, key_axis="channel", group_size=64, residual_length=64):
+    sealed = room // group_size * group_size
+    tail = min(residual_length + group_size, room)
+    total = tail * _token(arch) * size
+    for layer in arch.layers:
+        total += layer.kv_heads * _codes(k_bits, key_axis, group_size, sealed, layer.head_dim, size)
+        total += layer.kv_heads * _codes(v_bits, "token", group_size, sealed, layer.v_head_dim, size)
+    return len(lengths) * total
+
+
+def _codes(bits, axis, group, tokens, head_dim, size):
+    """Codes of `tokens` tokens of one head, with an fp16 scale and an fp16 zero point for each group."""
+    if bits == 16:
+        return tokens * head_dim * size
+    if not isinstance(bits, int):  # fp8: no scales
+        return tokens * head_dim
+    groups = tokens // group * head_dim if axis == "channel" else tokens * (head_dim // min(group, head_dim))
+    return tokens * head_dim * bits // 8 + 4 * groups
+
+
+def _paged(arch, lengths, size, room, block_size=16, num_blocks=None):
+    blocks = num_blocks or len(lengths) * (round_up(room, block_size) // block_size)
+    table = round_up(max(lengths), block_size) // block_size
+    return blocks * block_size * _token(arch) * size + INT64 * len(lengths) * table
+
+
+_KINDS = {"growing": _growing, "full": _full, "sliding": _sliding, "quantized": _quantized, "paged": _paged}
