@@ -10,6 +10,7 @@ import ipywidgets as widgets
 import pytest
 from sample_pictures import BARS
 
+from kvlab.config import ModelConfig
 from kvlab.plots import explorers
 from kvlab.plots.explorer import WIDGET_VIEW, Explorer, choice, slider
 
@@ -168,15 +169,18 @@ def test_controls_have_labels_units_and_tips():
 
 
 def test_measured_points_lie_over_the_prediction():
-    points = {
-        "variant": "full",
-        "label": "full cache, counted",
-        "x": [16, 64],
-        "y": [1e10, 5e10],
-        "sampled": [False, True],
-    }
-    explorer = explorers.CostExplorer(measured=[points], note="CPU")
-    assert "full cache, counted" in explorer.labels[0] and "CPU" in explorer.html.value
+    counted = [
+        {"variant": "full", "label": "full, counted", "x": [16, 64], "y": [1e10, 5e10], "sampled": [False, True]},
+        {"variant": "sliding", "label": "window 64, counted", "x": [16], "y": [1e10], "window": 64},
+    ]
+    model = ModelConfig(hidden_size=64, num_hidden_layers=2)
+    explorer = explorers.CostExplorer(model, measured={"everything": counted}, note="CPU")
+    assert set(explorer.by_name) == {"length", "window", "term"} and "CPU" in explorer.html.value
+    assert "full, counted" in explorer.labels[0] and "window 64, counted" not in explorer.labels[0]
+    assert "window 64, counted" in explorer.set(window=64).labels[0]
+    assert "counted" not in explorer.set(term="attention only").labels[0]
+    with pytest.raises(ValueError, match="config"):
+        explorers.CostExplorer(measured={"everything": counted})
 
 
 def test_a_control_without_a_value_is_refused():
