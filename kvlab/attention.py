@@ -102,7 +102,7 @@ def rope_frequencies(head_dim: int, theta: float = 10000.0, scaling: dict | None
 def rope_angles(pos: Tensor, freq: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosine and signed sine for positions (B, T) -> two tensors (B, 1, T, D), for rope()."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    angle = pos[:, None, :, None].to(exact) * freq.to(pos.device, exact)
+    angle = pos[:, None, :, None].to(exact) * freq.to(exact).to(pos.device)
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     return torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
 

@@ -104,6 +104,7 @@ class GPT(nn.Module):
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.rope_freq = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self._freq: dict[tuple, Tensor] = {}
         self.init_weights(seed)
         self.eval()
 
@@ -161,10 +162,17 @@ class GPT(nn.Module):
     def run(self, ids: Tensor, pos: Tensor, cache: KVCache | None) -> Tensor:
         """Embedding and layers -> hidden states (B, T, C)."""
         x = self.embed_tokens(ids)
-        step = Step(pos, rope_angles(pos, self.rope_freq, x.dtype), cache)
+        step = Step(pos, rope_angles(pos, self.freq_on(pos.device, x.dtype), x.dtype), cache)
         for block in self.layers:
             x = block(x, step)
         return x
+
+    def freq_on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """rope_freq where it is needed, moved there once: float64 for a float64 model, else float32."""
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        if (device, exact) not in self._freq:
+            self._freq[device, exact] = self.rope_freq.to(exact).to(device)
+        return self._freq[device, exact]
 
     def run_in_chunks(self, ids: Tensor, pos: Tensor, cache: KVCache) -> Tensor:
         """As run(), split where the cache's rule is per token or per group; callers never see it."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 HALF_MAX = torch.finfo(torch.float16).max
-HALF_TINY = 2.0**-24  # the smallest positive fp16
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
@@ -33,10 +32,11 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
 
 
 def _half_at_most(x: Tensor) -> Tensor:
-    """The fp16 number next to x that is not above it."""
+    """The largest fp16 number that is not above x (the smallest there is, for x below it)."""
     near = x.clamp(-HALF_MAX, HALF_MAX).half()
-    lower = (x - x.abs() * 2.0**-11 - HALF_TINY / 2).clamp(-HALF_MAX, HALF_MAX).half()
-    return torch.where(near.to(x.dtype) <= x, near, lower)
+    bits = near.view(torch.int16)  # sign and magnitude: one more is one step away from zero
+    below = torch.where(near > 0, bits - 1, bits + 1).masked_fill(near == 0, -0x7FFF).view(torch.float16)
+    return torch.where((near.to(x.dtype) <= x) | (near == -HALF_MAX), near, below)
 
 
 class IntCodec:

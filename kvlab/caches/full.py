@@ -29,9 +29,8 @@ class GrowingCache(KVCache):
     def _write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> View:
         S = self.pos.shape[1]
         if S:
-            # up to S: what lies beyond is left over from a step that did not advance
-            k = torch.cat((self.k[layer][:, :, :S], k), 2)
-            v = torch.cat((self.v[layer][:, :, :S], v), 2)
+            k = torch.cat((self.k[layer], k), 2)
+            v = torch.cat((self.v[layer], v), 2)
         self.k[layer], self.v[layer] = k, v
         one = bytes_per_token(k, v)
         self.bytes_copied += self.batch_size * S * one
@@ -41,6 +40,9 @@ class GrowingCache(KVCache):
     def _finish(self, step: Step) -> None:
         self.pos = self.next_pos
 
+    def _undo(self, step: Step) -> None:
+        self._cut(self.pos.shape[1])
+
     def _reorder(self, rows: list[int]) -> None:
         self._keep(lambda x: x[rows])
 
@@ -48,10 +50,10 @@ class GrowingCache(KVCache):
         lengths = torch.tensor([length - x for length, x in zip(self.lengths, n)], device=self.pos.device)
         self.pos = torch.where(self.pos < lengths[:, None], self.pos, -1)
         used = torch.nonzero((self.pos >= 0).any(0))
-        S = int(used[-1]) + 1 if len(used) else 0
-        self._keep(
-            lambda x: x[:, :S] if x.dim() == 2 else x[:, :, :S].clone()
-        )  # clone: a view would pin the old storage
+        self._cut(int(used[-1]) + 1 if len(used) else 0)
+
+    def _cut(self, S: int) -> None:
+        self._keep(lambda x: (x[:, :S] if x.dim() == 2 else x[:, :, :S]).clone())  # a view would pin the old storage
 
     def _keep(self, pick) -> None:
         self.pos = pick(self.pos)

@@ -60,8 +60,13 @@ class PagedCache(KVCache):
     def _needs(self, step: Step) -> tuple[list[int], list[tuple[int, int]]]:
         """New blocks per row, and the shared blocks (row, index in table) that the step is about to write into."""
         new = [row.needs(after) for row, after in zip(self.rows, step.after)]
-        writing = [r for r, (start, after) in enumerate(zip(step.start, step.after)) if after > start]
-        shared = [(r, i) for r in writing if (i := self.rows[r].shared_tail()) is not None]
+        shared, left = [], {}  # left: block -> owners that have not copied it; the last of them may write in place
+        for r, (row, start, after) in enumerate(zip(self.rows, step.start, step.after)):
+            if after > start and (i := row.shared_tail()) is not None:
+                block = row.table[i]
+                left[block] = left.get(block, self.pool.ref[block]) - 1
+                if left[block]:
+                    shared.append((r, i))
         return new, shared
 
     def _check_room(self, step: Step) -> None:
@@ -83,6 +88,7 @@ class PagedCache(KVCache):
             row.table += [fresh.pop() for _ in range(n)]
             if after > start and start % bs:
                 pool.forget(row.table[start // bs])  # written to: no longer what it was registered as
+        pool.clear([row.table[-1] for row, n in zip(self.rows, new) if n])  # the others are filled by this step
         if self._table is None or any(new) or shared or self._table.device != device:
             self._table = self._table_tensor(device)
         rows, columns = step.real
@@ -92,11 +98,10 @@ class PagedCache(KVCache):
         self.view_pos = slot_is_position(step.after, max(step.after), device)
 
     def _table_tensor(self, device) -> Tensor:
-        """(B, longest); short tables are filled with block 0, which position -1 hides."""
+        """(B, longest); short tables are filled with a block of their own, which position -1 hides."""
         longest = max(len(row.table) for row in self.rows)
-        return torch.tensor(
-            [row.table + [0] * (longest - len(row.table)) for row in self.rows], dtype=torch.int64, device=device
-        )
+        full = [row.table + (row.table[:1] or [0]) * (longest - len(row.table)) for row in self.rows]
+        return torch.tensor(full, dtype=torch.int64, device=device)
 
     def _write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> View:
         B, n = k.shape[0], self.view_pos.shape[1]

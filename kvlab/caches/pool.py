@@ -78,6 +78,11 @@ class BlockPool:
         for name, held, x in (("keys", self.k[layer], k), ("values", self.v[layer], v)):
             if (held.dtype, held.device) != (x.dtype, x.device):
                 raise ValueError(f"{name} are {x.dtype} on {x.device}, the pool holds {held.dtype} on {held.device}")
+            if (held.shape[0], held.shape[3]) != (x.shape[1], x.shape[3]):
+                raise ValueError(
+                    f"{name} have {x.shape[1]} heads of {x.shape[3]}, the pool holds {held.shape[0]} of "
+                    f"{held.shape[3]}: a pool serves one model"
+                )
         return self.k[layer], self.v[layer]
 
     def copy(self, source: int, target: int) -> int:
@@ -87,6 +92,12 @@ class BlockPool:
             x[:, target] = x[:, source]
             copied += x[:, source].nbytes
         return copied
+
+    def clear(self, blocks: list[int]) -> None:
+        """Zeros in all layers: an earlier row may have left NaN there, and a NaN in a masked slot poisons a row."""
+        for x in (*self.k.values(), *self.v.values()):
+            if blocks:
+                x[:, blocks] = 0
 
     @staticmethod
     def chain(before: bytes, ids: list[int]) -> bytes:

@@ -56,6 +56,7 @@ class QuantizedCache(KVCache):
         ] = {}  # layer -> (K's, V's): codes, scale, zero
         self.tail: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> (k, v), each (B, n_kv, tail_slots, D)
         self.sealed: dict[int, list[int]] = {}  # layer -> tokens sealed, per row
+        self._saved: dict[int, tuple[list[int], tuple[Tensor, ...]]] = {}  # for _undo
 
     @classmethod
     def for_model(cls, model, batch_size, max_length, **options):
@@ -94,17 +95,20 @@ class QuantizedCache(KVCache):
     def _write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> View:
         if layer not in self.codes:
             self._allocate(layer, k, v)
+        if self.sealed[layer] != self.target:  # else the slots written now hold nothing that is not sealed
+            self._saved[layer] = self.sealed[layer], tuple(x[self.rows, :, self.at] for x in self.tail[layer])
         self._seal(layer, step)
         parts = []
         for x, tail, codec, codes in zip((k, v), self.tail[layer], self.codecs, self.codes[layer]):
             tail[self.rows, :, self.at] = x[self.rows, :, self.columns]
             recent = tail[:, :, self.order]
+            self.bytes_copied += recent.nbytes
             if not self.n_sealed:
                 parts.append(recent)
                 continue
             old = [c[:, :, s] for c, s in zip(codes, codec.rows(0, self.n_sealed))]
             parts.append(torch.cat((codec.decode(*old, dtype=x.dtype), recent), 2))
-            self.bytes_copied += sum(c.nbytes for c in old) + recent.nbytes
+            self.bytes_copied += sum(c.nbytes for c in old)
         self.bytes_read += self._bytes_of(layer, step.after, self.target)
         return View(*parts, self.view_pos, all_visible=step.uniform and step.pos.shape[1] == 1)
 
@@ -116,7 +120,7 @@ class QuantizedCache(KVCache):
         self.sealed[layer] = [0] * self.batch_size
 
     def _seal(self, layer: int, step: Step) -> None:
-        """Encode what is due, for all rows at once where they agree. Repeating it after a failed step does no harm."""
+        """Encode what is due, for all rows at once where they agree."""
         due = list(zip(self.sealed[layer], self.target))
         together = len(set(due)) == 1
         for row, (done, target) in enumerate(due[:1] if together else due):
@@ -131,6 +135,16 @@ class QuantizedCache(KVCache):
                     self.bytes_copied += group.nbytes
                 done = upto
         self.sealed[layer] = list(self.target)
+
+    def _finish(self, step: Step) -> None:
+        self._saved.clear()
+
+    def _undo(self, step: Step) -> None:
+        for layer, (sealed, kept) in self._saved.items():
+            self.sealed[layer] = sealed
+            for tail, x in zip(self.tail[layer], kept):
+                tail[self.rows, :, self.at] = x
+        self._saved.clear()
 
     def _reorder(self, rows: list[int]) -> None:
         self.codes = {i: tuple(tuple(c[rows] for c in kv) for kv in both) for i, both in self.codes.items()}

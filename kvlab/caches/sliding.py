@@ -127,6 +127,8 @@ class SlidingWindowCache(KVCache):
             self.k[layer][self.rows, :, self.at] = k
             self.v[layer][self.rows, :, self.at] = v
         self._saved.clear()
+        for layer, k in self.sink_k.items():
+            self.k[layer][:, :, : self.sinks] = k  # not turned; the next step turns them if it must
 
     def _reorder(self, rows: list[int]) -> None:
         for held in (self.k, self.v, self.sink_k):

@@ -45,6 +45,9 @@ class Step:
     @cached_property
     def real(self) -> tuple[Tensor, Tensor]:
         """Row and column of every token that is not padding -> two tensors (N,)."""
+        if self.uniform:  # without asking the device
+            (B, T), device = self.pos.shape, self.pos.device
+            return torch.arange(B, device=device).repeat_interleave(T), torch.arange(T, device=device).repeat(B)
         return torch.nonzero(self.pos >= 0, as_tuple=True)
 
 
