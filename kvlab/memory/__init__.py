@@ -1,37 +1,46 @@
-"""The memory calculator: pure Python, no torch, quick to import; no file is read until it is asked for."""
+"""The memory calculator: pure Python, no torch, quick to import: names load on first use (PEP 562)."""
 
-from __future__ import annotations
+from importlib import import_module
 
-from .advice import Advice, Step, advise
-from .architecture import Architecture, architecture, model_config
-from .capacity import Fit, fits, kv_tokens, max_batch, max_seq_len, memory_bytes
-from .catalog import find_gpu, find_model, gpus, models
-from .estimate import Estimate, estimate
-from .formats import FORMATS, Format, kv_formats, number_format
-from .reading import ConfigError
+_HOME = {
+    "Architecture": "architecture",
+    "architecture": "architecture",
+    "model_config": "architecture",
+    "ConfigError": "reading",
+    "FORMATS": "formats",
+    "Format": "formats",
+    "kv_formats": "formats",
+    "number_format": "formats",
+    "Estimate": "estimate",
+    "estimate": "estimate",
+    "Fit": "capacity",
+    "fits": "capacity",
+    "kv_tokens": "capacity",
+    "max_batch": "capacity",
+    "max_seq_len": "capacity",
+    "memory_bytes": "capacity",
+    "Advice": "advice",
+    "Step": "advice",
+    "advise": "advice",
+    "find_gpu": "catalog",
+    "find_model": "catalog",
+    "gpus": "catalog",
+    "models": "catalog",
+    "Prediction": "engines",
+    "predict": "engines",
+    "explain": "logs",
+    "parse_log": "logs",
+}
+__all__ = list(_HOME)
 
-__all__ = [
-    "FORMATS",
-    "Advice",
-    "Architecture",
-    "ConfigError",
-    "Estimate",
-    "Fit",
-    "Format",
-    "Step",
-    "advise",
-    "architecture",
-    "estimate",
-    "find_gpu",
-    "find_model",
-    "fits",
-    "gpus",
-    "kv_formats",
-    "kv_tokens",
-    "max_batch",
-    "max_seq_len",
-    "memory_bytes",
-    "model_config",
-    "models",
-    "number_format",
-]
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'kvlab.memory' has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted(__all__)

@@ -46,6 +46,7 @@ _PLAIN = [
     Format("iq4_nl", 18, 32, "llama.cpp: fp16 scale, 32 x 4 bits into a table"),
     Format("mxfp8", 33, 32, "OCP microscaling: one 8-bit exponent for 32 values"),
     Format("mxfp4", 17, 32, "OCP microscaling: one 8-bit exponent for 32 values"),
+    Format("fp8_ds_mla", 656, 576, "vLLM's sparse MLA row: 512 fp8, 4 fp32 scales, 64 bf16 rotary values"),
     Format("nvfp4", 9, 16, "4 bits, one fp8 scale for 16 values"),
 ]
 FORMATS = {f.name: f for f in _PLAIN}
