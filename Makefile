@@ -21,7 +21,7 @@ $(READY): pyproject.toml requirements.txt requirements-nodeps.txt
 	$(PY) -m pip install -q --upgrade pip
 	$(PY) -m pip install -q -r requirements.txt
 	$(PY) -m pip install -q --no-deps -r requirements-nodeps.txt
-	$(PY) -m pip install -q --no-deps -e .
+	$(PY) -m pip install -qq --no-deps -e .
 	@touch $(READY)
 
 lab: $(READY) ## JupyterLab on the notebooks (ARGS="--no-browser --port 8890" and the like go to jupyter)
@@ -47,7 +47,7 @@ $(COLAB)/.ready: pyproject.toml requirements-colab.txt requirements-nodeps.txt
 	$(COLAB)/bin/python -m pip install -q --upgrade pip
 	$(COLAB)/bin/python -m pip install -q -r requirements-colab.txt
 	$(COLAB)/bin/python -m pip install -q --no-deps -r requirements-nodeps.txt
-	$(COLAB)/bin/python -m pip install -q --no-deps -e .
+	$(COLAB)/bin/python -m pip install -qq --no-deps -e .
 	@touch $(COLAB)/.ready
 
 test-colab: $(COLAB)/.ready ## widgets, figures and solved notebooks on Colab's versions (PYTHON=python3.13 where there is one)

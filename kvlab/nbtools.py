@@ -49,12 +49,11 @@ if spec is None or spec.origin is None:  # no origin: only a folder of that name
     elif "google.colab" in sys.modules:
         %pip install -q --no-deps git+{url} gguf
     else:
-        raise ModuleNotFoundError("no kvlab here: git clone {url}, then `make lab` in its folder")
+        raise ModuleNotFoundError("no kvlab here; get it with: git clone {url}")
 
-import kvlab
-from kvlab.measure import about
+import kvlab.measure
 
-print(about())"""
+print(kvlab.measure.about())"""
 
 
 def repository(root: Path = ROOT) -> str:

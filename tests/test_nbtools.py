@@ -142,7 +142,7 @@ def run_setup(tmp_path, monkeypatch, modules):
     import sys
     from types import SimpleNamespace
 
-    code = nbtools.SETUP.replace("{url}", "https://github.com/someone/fork").split("import kvlab\n")[0]
+    code = nbtools.SETUP.replace("{url}", "https://github.com/someone/fork").split("import kvlab.measure\n")[0]
     code = re.sub(r"%pip (.*)", r"pip('\1')", code)
     asked = []
     found = SimpleNamespace(origin=None) if (tmp_path / "kvlab").exists() else None

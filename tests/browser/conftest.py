@@ -70,7 +70,9 @@ def lab(tmp_path_factory):
 @pytest.fixture(scope="session")
 def browser():
     if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine (on Debian: apt install chromium)")
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "no Chromium on this machine (on Debian: apt install chromium)"
+        )
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
