@@ -36,12 +36,13 @@ class Step(NamedTuple):
 
 
 def slider(label: str, choices: Sequence, value, tip: str, unit: str = "") -> widgets.Widget:
-    """A slider over `choices` (numbers), shown in `unit` as theme.number does; `tip` appears on hover.
+    """A slider over `choices` (numbers) in `unit` (theme.number); `tip` appears on hover.
 
     Choices rather than a range: lengths go 128, 256, 512, and every stop is a value that was meant.
     """
-    options = [(theme.number(c, unit), c) for c in choices]
-    return _control(widgets.SelectionSlider, label, tip, options=options, value=value)
+    named = unit not in ("", "B", "s", "%")  # a word goes beside the label: the read-out has room for a number
+    options = [(theme.count(c) if named else theme.number(c, unit), c) for c in choices]
+    return _control(widgets.SelectionSlider, f"{label} ({unit})" if named else label, tip, options=options, value=value)
 
 
 def choice(label: str, options: Sequence, value, tip: str) -> widgets.Widget:

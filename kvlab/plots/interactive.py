@@ -17,6 +17,9 @@ from . import figures, theme
 from .scale import Scale, scale_for, spread
 
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
+# Beside a PNG, JupyterLab's plotly renderer shows that PNG and no figure. So the twin travels under a name that
+# no front-end draws; kvlab.nbclean renames it to image/png when it takes the plotly part out of a saved notebook.
+TWIN_MIME = "application/vnd.kvlab.twin.png"
 HEIGHT = 480
 
 
@@ -69,13 +72,14 @@ def plotly_lines(data: dict) -> go.Figure:
 
 
 def show_plotly(figure: go.Figure, twin: figures.Picture) -> None:
-    """Displays the plotly figure and, in the same output, its twin: where plotly cannot run, the PNG is what is seen.
+    """Displays the plotly figure; the same output carries its twin's PNG, which a saved notebook shows in its place.
 
     Call it at the top level of a cell. Colab draws plotly from HTML, so there the output carries that form too.
     """
     from IPython.display import display
 
     bundle, metadata = twin._repr_mimebundle_()
+    bundle[TWIN_MIME] = bundle.pop("image/png")
     bundle[PLOTLY_MIME] = json.loads(figure.to_json())
     if "google.colab" in sys.modules:
         bundle["text/html"] = figure.to_html(include_plotlyjs="cdn", full_html=False)

@@ -164,7 +164,8 @@ def test_controls_have_labels_units_and_tips():
         for name, control in kind().by_name.items():
             assert control.description, name
             assert getattr(control, "tooltip", None) or control.description_tooltip, name
-    assert slider("length", [512, 1024], 512, "tip", "tokens").options[1] == ("1,024 tokens", 1024)
+    length = slider("length", [512, 1024], 512, "tip", "tokens")
+    assert length.description == "length (tokens)" and length.options[1] == ("1,024", 1024)
     assert slider("room", [2**30], 2**30, "tip", "B").options[0] == ("1 GiB", 2**30)
 
 

@@ -124,7 +124,7 @@ def test_show_plotly_is_one_output_with_its_twin(monkeypatch):
     monkeypatch.setattr(IPython.display, "display", lambda *a, **k: shown.append((a, k)))
     interactive.show_plotly(interactive.plotly_lines(LINES), figures.draw(LINES))
     (((bundle,), options),) = shown
-    assert set(bundle) == {"image/png", "text/plain", interactive.PLOTLY_MIME}
+    assert set(bundle) == {interactive.TWIN_MIME, "text/plain", interactive.PLOTLY_MIME}
     json.dumps(bundle)
     assert options["raw"] and "alt" in options["metadata"]
 
