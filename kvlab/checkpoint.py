@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from kvlab.attention import rope_frequencies
 from kvlab.config import ModelConfig
 from kvlab.memory.architecture import model_config
 from kvlab.model import GPT
@@ -96,14 +96,23 @@ def weight_files(folder: Path) -> dict[Path, set[str]]:
 
 
 def empty_model(config: ModelConfig, dtype: torch.dtype, device) -> GPT:
-    """A GPT whose weights are not set yet. On the meta device first: no random numbers, no second copy in float32."""
-    with torch.device("meta"):
+    """A GPT whose weights are not set yet: no time for random numbers, no second copy in float32 for a moment."""
+    with _EmptyOnMeta():
         model = GPT(config)
     model.to(dtype).to_empty(device=device)
-    model.rope_freq = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
-    if config.tie_word_embeddings:
+    if config.tie_word_embeddings:  # to_empty made two of it
         model.lm_head.weight = model.embed_tokens.weight
     return model.eval()
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """torch.empty, which makes every parameter, gives shapes without memory; all other tensors are real."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
 
 
 @torch.no_grad()

@@ -103,7 +103,9 @@ def _load(tensor, n_heads: int | None) -> np.ndarray:
     from gguf.quants import dequantize
 
     array = dequantize(tensor.data, tensor.tensor_type)
-    return array if n_heads is None else unpermute(array, n_heads)
+    if n_heads is not None:
+        array = unpermute(array, n_heads)
+    return array if array.flags.writeable else array.copy()  # float32 tensors are views of the read-only file
 
 
 def unpermute(rows: np.ndarray, n_heads: int) -> np.ndarray:

@@ -23,7 +23,7 @@ from kvlab.gguf_file import GGUFFile
 from kvlab.memory.architecture import model_config
 from kvlab.memory.reading import load_config
 from kvlab.model import GPT
-from kvlab.tokenizer import Tokenizer
+from kvlab.tokenizer import StreamDecoder, Tokenizer
 
 __all__ = ["CheckpointError", "chat", "load_pretrained", "load_smollm2", "sample_text", "save_pretrained"]
 
@@ -77,13 +77,12 @@ def chat(model: GPT, tokenizer: Tokenizer, messages, max_new_tokens: int = 256, 
     template continues the str. options go to kvlab.stream: cache, temperature, top_k, top_p, seed, ...
     """
     from kvlab.generation import stream
-    from kvlab.tokenizer import StreamDecoder
 
     if not isinstance(tokenizer, Tokenizer):
         raise TypeError(f"chat needs the tokenizer that came with the model, not {type(tokenizer).__name__}")
     plain = isinstance(messages, str) and tokenizer.chat_template is None
     ids = tokenizer.encode(messages) if plain else tokenizer.chat(messages)
-    options.setdefault("stop_ids", tokenizer.stop_ids)
+    options.setdefault("stop_ids", list(tokenizer.stop_ids) or None)
     steps = stream(model, ids, max_new_tokens=max_new_tokens, **options)
 
     def pieces():
@@ -95,17 +94,21 @@ def chat(model: GPT, tokenizer: Tokenizer, messages, max_new_tokens: int = 256, 
     return (piece for piece in pieces() if piece)
 
 
-def sample_text() -> str:
-    """Some 100,000 characters of English about Python, without a licence question: topics of the standard library.
+def sample_text(topics=("with", "try", "objects", "exceptions", "import")) -> str:
+    """English prose about Python, without a licence question: topics of the standard library, joined by blank lines.
 
-    The texts behind help("with"), help("try"), and so on, which every Python carries as data (python -OO keeps them).
-    Their wording changes a little between Python versions, so a perplexity on them holds for one version.
+    They are the texts behind help("with"), help("try"), and so on; every Python carries them as data, so python -OO
+    has them too. Their wording changes a little between Python versions: a perplexity on them holds for one version.
     """
     try:
-        from pydoc_data.topics import topics
+        from pydoc_data.topics import topics as texts
     except ImportError:
         raise RuntimeError("this Python lacks pydoc_data, a part of the standard library: use a complete one") from None
-    return "\n\n".join(topics[name] for name in ("with", "try", "objects", "exceptions", "import"))
+    topics = [topics] if isinstance(topics, str) else list(topics)
+    for name in topics:
+        if name not in texts:
+            raise ValueError(f"there is no help topic {name!r}; there are: {', '.join(sorted(texts))}")
+    return "\n\n".join(texts[name] for name in topics)
 
 
 # ---- where SmolLM2's file comes from
