@@ -54,7 +54,7 @@ def sweep(
     if seconds <= 0:
         raise ValueError(f"seconds={seconds!r} must be greater than 0")
     records, start = [], time.perf_counter()
-    with _bar(len(points), label, progress) as bar:
+    with bar(len(points), label, progress) as shown:
         for point in points:
             began = time.perf_counter()
             if records and began - start >= seconds:
@@ -68,9 +68,9 @@ def sweep(
                     raise
                 status = DID_NOT_FIT
             if status == DID_NOT_FIT:
-                _free()  # here, not above: until its handler ends, the exception's frames still hold the tensors
+                free()  # here, not above: until its handler ends, the exception's frames still hold the tensors
             records.append(Record(point, value, status, time.perf_counter() - began))
-            bar.update()
+            shown.update()
     return records
 
 
@@ -81,7 +81,8 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OOM_WORDS)
 
 
-def _free():
+def free() -> None:
+    """Give what nobody uses any more back to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -89,7 +90,8 @@ def _free():
         torch.mps.empty_cache()
 
 
-def _bar(total: int, label: str, progress: bool):
+def bar(total: int, label: str, progress: bool = True):
+    """A progress bar in text for terminals and notebooks, silent elsewhere: `with bar(n, "label") as b: b.update()`."""
     from tqdm import tqdm
 
     out = sys.stderr

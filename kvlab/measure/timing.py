@@ -64,7 +64,7 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Time several functions in turns: {name: Timing}. Each round starts with another side, so none is always first."""
     _at_least("repeats", repeats, 1), _at_least("warmup", warmup, 0), _at_least("number", number, 1)
-    clock = _clock(device)
+    clock = clock_on(device)
     names = list(sides)
     for _ in range(warmup):
         for name in names:
@@ -82,7 +82,7 @@ def interleaved(
     return {name: Timing(tuple(taken)) for name, taken in times.items()}
 
 
-def _clock(device) -> Callable[[Callable], float]:
+def clock_on(device) -> Callable[[Callable], float]:
     """A function that runs its argument once and returns the seconds the device needed."""
     if device is None:
         from .about import best_device

@@ -1,0 +1,56 @@
+"""The command `kvlab`: fit | bench | check. A command's module loads when it is called: `fit` needs no torch."""
+
+from __future__ import annotations
+
+import sys
+
+# command -> module whose main(arguments) runs it, and the line of help
+COMMANDS = {
+    "fit": ("kvlab.memory.cli", "what fits in a GPU's memory: weights, cache, largest batch, longest context"),
+    "bench": ("kvlab.bench", "tokens/s and bytes of every cache, measured on this machine"),
+    "check": ("kvlab.check_cli", "grade a cache of your own and say what is wrong with it"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command -> exit code: 0, 2 for bad input (told in one sentence on stderr), or the command's own."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        from kvlab import __version__
+
+        print(f"kvlab {__version__}")
+        return 0
+    name, *rest = argv
+    if name not in COMMANDS:
+        return _fail(f"{name!r} is no command; the commands are {', '.join(COMMANDS)}")
+    from importlib import import_module
+
+    try:
+        return import_module(COMMANDS[name][0]).main(rest) or 0
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        return _fail(f"{name}: {error}")
+    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _fail(message: str) -> int:
+    print(f"kvlab: {message}", file=sys.stderr)
+    return 2
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  kvlab {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        ["usage: kvlab COMMAND [options]", "", *lines, "", "kvlab COMMAND --help tells a command's options."]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
