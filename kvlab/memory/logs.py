@@ -17,8 +17,8 @@ from .reading import ConfigError
 _N = r"([\d.,]+)"
 # engine, pattern, names of its groups, what it means
 _LINES = [
-    ("vllm", rf"#\s*(?:GPU|CUDA|cuda|rocm) blocks:\s*{_N}", ["blocks"], "blocks in the GPU's pool"),
-    ("vllm", rf"#\s*CPU blocks:\s*{_N}", ["cpu_blocks"], "blocks in host memory for sequences that are swapped out"),
+    ("vllm", rf"#?\s*(?:GPU|CUDA|cuda|rocm) blocks:\s*{_N}", ["blocks"], "blocks in the GPU's pool"),
+    ("vllm", rf"#?\s*CPU blocks:\s*{_N}", ["cpu_blocks"], "blocks in host memory for sequences that are swapped out"),
     ("vllm", rf"GPU KV cache size:\s*{_N} tokens", ["tokens"], "tokens that the pool holds, all sequences together"),
     ("vllm", rf"Available KV cache memory:\s*{_N}\s*GiB", ["kv_gib"], "memory left for keys and values on each GPU"),
     ("vllm", rf"reserved for KV Cache is\s*{_N}\s*GiB", ["kv_gib"], "memory left for keys and values on each GPU"),
@@ -28,7 +28,8 @@ _LINES = [
      "how many sequences of the longest allowed length fit at once"),
     ("vllm", rf"max seq len \({_N}\)", ["max_model_len"], "the longest sequence asked for"),
     ("vllm", rf"{_N}\s*GiB KV cache is needed", ["needed_gib"], "what one sequence of that length would take"),
-    ("vllm", rf"available KV cache memory \({_N}\s*GiB\)", ["kv_gib"], "memory left for keys and values on each GPU"),
+    ("vllm", rf"available (?:KV cache memory )?\(?{_N}\s*GiB", ["kv_gib"],
+     "memory left for keys and values on each GPU"),
     ("vllm", rf"estimated maximum model length is {_N}", ["longest"], "the longest sequence that would fit"),
     ("vllm", rf"stored in (?:the )?KV cache \({_N}\)", ["tokens"], "tokens that the pool holds"),
     ("vllm", rf"[Ss]etting attention block size to {_N} tokens", ["block_size"],
@@ -36,9 +37,9 @@ _LINES = [
     ("vllm", rf"[Mm]odel (?:weights take|loading took)\s*{_N}\s*GiB", ["weights_gib"], "weights on each GPU"),
     ("llama.cpp", rf"size =\s*{_N} MiB \(\s*{_N} cells,\s*{_N} layers", ["kv_mib", "cells", "kv_layers"],
      "a cache of this many tokens for these layers; layers with a window get a cache of their own"),
-    ("llama.cpp", rf"\bK \((\w+)\):\s*{_N} MiB", ["k_type", "k_mib"], "keys, and their number format"),
+    ("llama.cpp", rf"\bK \((\w+)\):?\s*{_N} MiB", ["k_type", "k_mib"], "keys, and their number format"),
     ("llama.cpp", rf"c\^KV \((\w+)\):\s*{_N} MiB", ["k_type", "k_mib"], "MLA's latents, for keys and values both"),
-    ("llama.cpp", rf"(?<!\^K)V \((\w+)\):\s*{_N} MiB", ["v_type", "v_mib"], "values, and their number format"),
+    ("llama.cpp", rf"(?<!\^K)V \((\w+)\):?\s*{_N} MiB", ["v_type", "v_mib"], "values, and their number format"),
     ("llama.cpp", rf"[Kk][Vv] self size\s*=\s*{_N} (?:MiB|MB)", ["self_mib"], "keys and values, all layers"),
     ("llama.cpp", rf"\bn_ctx\s*[=:]?\s*{_N}", ["n_ctx"], "tokens that the context has room for"),
     ("llama.cpp", rf"(?:RS buffer size|llama_memory_recurrent: size)\s*=\s*{_N} MiB", ["state_mib"],
@@ -52,7 +53,7 @@ _LINES = [
     ("tensorrt-llm", rf"Allocated\s*{_N} GiB for max tokens in paged KV cache \({_N}\)", ["kv_gib", "tokens"],
      "the pool, and the tokens that it holds"),
     ("tensorrt-llm", rf"Number of tokens per block:\s*{_N}", ["block_size"], "tokens a block"),
-    ("lmdeploy", rf"\[BlockManager\] block_size = {_N} MB", ["block_mib"], "one block of all layers (MB here means MiB)"),
+    ("lmdeploy", rf"\[BlockManager\] block_size = {_N} MB", ["block_mib"], "one block (MB here means MiB)"),
     ("lmdeploy", rf"\[BlockManager\] max_block_count = {_N}", ["blocks"], "blocks in the pool"),
     ("torch", rf"Tried to allocate {_N} (GiB|MiB)", ["asked", "asked_unit"], "the one tensor that did not fit"),
     ("torch", rf"total capacity of {_N} GiB", ["card_gib"], "the card's memory as the driver reports it"),
@@ -173,7 +174,7 @@ def _implications(engine: str, findings, values: dict):
     if values.get("k_type") in ("f32", "fp32"):
         yield "The cache is in 32 bits: an f16 cache would take half of it."
     if "state_mib" in values:
-        yield f"{values['state_mib']} MiB are recurrent states: they do not grow, and a smaller KV format leaves them be."
+        yield f"{values['state_mib']} MiB are recurrent states: they do not grow, and a smaller KV format leaves them."
     if "asked" in values:
         yield from _out_of_memory(values)
 
@@ -192,11 +193,11 @@ def _out_of_memory(values: dict):
     if asked < 512:
         yield "A small allocation failed: something that grows step by step filled the card, as a KV cache does."
     else:
-        yield "A large allocation failed: a long prompt, or a cache that grows by torch.cat and holds two copies for a moment."
+        yield "A large allocation failed: a long prompt, or a cache that grows by torch.cat and exists twice."
 
 
 def _who(low: float, high: float, k_type=None) -> list[str]:
-    """Models of the catalog whose token takes between low and high bytes, in the likeliest format and number of GPUs."""
+    """Models of the catalog whose token takes low to high bytes, in the likeliest format and on the fewest GPUs."""
     formats = {"fp16": "", "fp8": " in fp8", "fp32": " in 32 bits"}
     if k_type and number_format(k_type).bits < 16:
         formats = {k_type: f" in {k_type}"}
