@@ -33,10 +33,10 @@ def _lines(data: dict, width: float, height: float | None) -> str:
     xs = scale_for([v for s in series for v in s["x"]], data["x"])
     seen = [v for s in series for key in ("y", "low", "high") for v in s.get(key, ())]
     ys = scale_for(seen + [m["value"] for m in limits], data["y"])
-    names = [pictures.label(s) for s in series]
+    labels = [pictures.label(s) for s in series]
     ticks = ys.ticks()
     left = 16 + max((text_width(t, 13) for _, t in ticks), default=30)
-    right, top = width - 26 - max((text_width(line) for n in names for line in n.split("\n")), default=0), 60
+    right, top = width - 26 - max((text_width(t) for n, slope in labels for t in (*n, slope)), default=0), 60
     bottom = svg.height - (66 if data.get("note") else 48)
 
     def place(x, y):
@@ -74,23 +74,21 @@ def _lines(data: dict, width: float, height: float | None) -> str:
         near = min(done, key=lambda p: abs(p[0] - data["at"]), default=None) if data.get("at") is not None else None
         for (px, py), point in zip(points, done, strict=True):
             if s.get("points", True) or point is near:
-                words = f"{pictures.name(s)}: {theme.number(point[1], unit)} at {xs.label(point[0])}"
+                words = f"{' '.join(pictures.label(s)[0])}: {theme.number(point[1], unit)} at {xs.label(point[0])}"
                 svg.marker(px, py, look.marker, look.color, point[2], words + (", sampled" if point[2] else ""))
         for x in pictures.unfinished(s):
-            svg.cross(place(x, ys.lo)[0], top, look.color, f"{pictures.name(s)}: did not fit at {xs.label(x)}")
+            svg.cross(
+                place(x, ys.lo)[0], top, look.color, f"{' '.join(pictures.label(s)[0])}: did not fit at {xs.label(x)}"
+            )
         ends.append(points[-1] if points else (right, top))
-    for s, words, (ex, ey), y in zip(
-        series,
-        names,
-        ends,
-        spread([e[1] for e in ends], 33 if any("\n" in n for n in names) else 17, top, bottom),
-        strict=True,
-    ):
+    places = spread([e[1] for e in ends], 16 * pictures.label_rows(series) + 1, top, bottom)
+    for s, (names, slope), (ex, ey), y in zip(series, labels, ends, places, strict=True):
         look = theme.style(s.get("variant"))
         if abs(y - ey) > 3 or right - ex > 8:
             svg.line(ex + 6, ey, right + 5, y, look.color, 0.8)
-        svg.text(right + 10, y + 4.5, words.split("\n")[0], 14, look.text, bold=True)
-        svg.text(right + 10, y + 19, "".join(words.split("\n")[1:]), 12, MUTED)
+        for i, words in enumerate(names):
+            svg.text(right + 10, y + 4.5 + 16 * i, words, 14, look.text, bold=True)
+        svg.text(right + 10, y + 3 + 16 * len(names), slope, 12, MUTED)
     return svg.done(pictures.describe(data))
 
 

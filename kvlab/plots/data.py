@@ -5,7 +5,7 @@ Plain means dicts, lists, strings, numbers, bools and None: nothing here knows a
 
 kind "lines"
     x, y       axes: {"label": str, "unit": see theme.number, "scale": "linear" | "log2" | "log10", "lo", "hi"}
-    series     list of {"variant": a key of theme.VARIANTS or None, "label": its name by default,
+    series     list of {"variant": a key of theme.VARIANTS or None, "label": by default its name ("\\n" breaks it),
                "x": numbers, "y": numbers, None where it did not fit,
                "sampled": bools, True where the point was measured on a sample and scaled up (drawn hollow),
                "points": False hides the markers (closed forms), "dashed": True for predictions beside measurements,
@@ -29,6 +29,8 @@ kind "panels"
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from . import theme
 
@@ -78,9 +80,14 @@ def name(item: dict) -> str:
     return item.get("label") or theme.style(item.get("variant")).name
 
 
-def label(series: dict) -> str:
-    """What stands at a line's end: the name and, on a second line, the fitted slope where there is one."""
-    return f"{name(series)}\nslope {series['slope']:.2f}" if series.get("slope") is not None else name(series)
+def label(series: dict) -> tuple[list[str], str]:
+    """What stands at a line's end: the name, in one or more lines, and the fitted slope ("" where there is none)."""
+    return name(series).split("\n"), f"slope {series['slope']:.2f}" if series.get("slope") is not None else ""
+
+
+def label_rows(series: Sequence[dict]) -> int:
+    """How many lines of text the tallest label takes: it decides how far apart labels stand."""
+    return max((len(lines) + bool(slope) for lines, slope in map(label, series)), default=1)
 
 
 def finished(series: dict) -> list[tuple[float, float, bool]]:
@@ -134,7 +141,9 @@ def _describe_series(s: dict, data: dict) -> str:
     words = [f"{theme.number(y, unit)} at {theme.number(x, data['x'].get('unit', ''))}" for x, y, _ in chosen]
     lost = unfinished(s)
     words += [f"did not fit at {', '.join(theme.number(x, data['x'].get('unit', '')) for x in lost)}"] if lost else []
-    return f"{label(s).replace(chr(10), ', ')}: {', '.join(words) or 'no points'}"
+    lines, slope = label(s)
+    said = " ".join(lines) + (f", {slope}" if slope else "")
+    return f"{said}: {', '.join(words) or 'no points'}"
 
 
 def short(value: float, unit: str) -> str:

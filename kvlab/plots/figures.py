@@ -135,14 +135,20 @@ def _lines(ax, data: dict) -> None:
                 [x], [0.99], "x", color=look.color, ms=8, mew=2.4, clip_on=False, transform=ax.get_xaxis_transform()
             )
         ends.append((done[-1][0], ys.at(done[-1][1])) if done else (xs.hi, 1.0))
-    gap = 0.1 if any("slope" in s for s in series) else 0.055
-    for s, (x, y), place in zip(series, ends, spread([y for _, y in ends], gap, 0, 1), strict=True):
-        look, (words, *more) = theme.style(s.get("variant")), pictures.label(s).split("\n")
-        ax.annotate(words, (xs.at(x), y), (1.025, place), xycoords="axes fraction", va="center",
-                    textcoords="axes fraction", color=look.text, fontweight="bold", annotation_clip=False,
-                    arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.8, "relpos": (0, 0.5)})  # fmt: skip
-        ax.annotate("".join(more), (1.025, place), (0, -13), xycoords="axes fraction", va="center", fontsize=9.5,
-                    textcoords="offset points", color=theme.MUTED, annotation_clip=False)  # fmt: skip
+    places = spread([y for _, y in ends], 0.05 * pictures.label_rows(series), 0, 1)
+    for s, (x, y), place in zip(series, ends, places, strict=True):
+        look, ((first, *rest), slope) = theme.style(s.get("variant")), pictures.label(s)
+        end = {"xycoords": "axes fraction", "annotation_clip": False}
+        ax.annotate(first, (xs.at(x), y), (1.025, place), va="center", textcoords="axes fraction", color=look.text,
+                    arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.8, "relpos": (0, 0.5)},
+                    fontweight="bold", **end)  # fmt: skip
+        for i, words in enumerate((*rest, slope), 1):
+            bold = (
+                {"color": look.text, "fontweight": "bold"}
+                if i <= len(rest)
+                else {"color": theme.MUTED, "fontsize": 9.5}
+            )
+            ax.annotate(words, (1.025, place), (0, -13 * i), va="center", textcoords="offset points", **bold, **end)
 
 
 def _bars(ax, data: dict) -> None:

@@ -37,10 +37,10 @@ def plotly_lines(data: dict) -> go.Figure:
     ends = []
     for s in series:
         look, done, lost = theme.style(s.get("variant")), pictures.finished(s), pictures.unfinished(s)
-        symbol = theme.MARKERS[look.marker][1]
+        said, symbol = " ".join(pictures.label(s)[0]), theme.MARKERS[look.marker][1]
         dash = ",".join(f"{d}px" for d in ((5, 4) if s.get("dashed") else look.dash)) or "solid"
         figure.add_scatter(
-            x=[x for x, _, _ in done], y=[y for _, y, _ in done], name=pictures.name(s), hovertemplate="%{text}",
+            x=[x for x, _, _ in done], y=[y for _, y, _ in done], name=said, hovertemplate="%{text}",
             mode="lines+markers" if s.get("points", True) else "lines", line={"color": look.color, "dash": dash},
             marker={"symbol": [symbol + ("-open" if sampled else "") for _, _, sampled in done], "size": 9},
             text=[f"{theme.number(y, unit)} at {theme.number(x, data['x'].get('unit', ''))}"
@@ -48,17 +48,20 @@ def plotly_lines(data: dict) -> go.Figure:
         )  # fmt: skip
         if lost:
             figure.add_scatter(
-                x=lost, y=[ys.hi] * len(lost), mode="markers", name=pictures.name(s), hovertemplate="did not fit",
+                x=lost, y=[ys.hi] * len(lost), mode="markers", name=said, hovertemplate="did not fit",
                 marker={"symbol": "x", "size": 11, "color": look.color}, cliponaxis=False,
             )  # fmt: skip
         ends.append(done[-1][:2] if done else (xs.hi, ys.hi))
     tall = HEIGHT - 140
     heights = [tall * ys.at(y) for _, y in ends]
-    for s, (x, y), at, place in zip(series, ends, heights, spread(heights, 34, 0, tall), strict=True):
+    for s, (x, y), at, place in zip(
+        series, ends, heights, spread(heights, 17 * pictures.label_rows(series), 0, tall), strict=True
+    ):
         look = theme.style(s.get("variant"))
-        words, *more = escape(pictures.label(s)).split("\n")
+        names, slope = pictures.label(s)
+        words = f"<b>{'<br>'.join(map(escape, names))}</b>" + (f"<br>{slope}" if slope else "")
         figure.add_annotation(
-            x=_place(xs, x), y=_place(ys, y), text="<br>".join([f"<b>{words}</b>", *more]),
+            x=_place(xs, x), y=_place(ys, y), text=words,
             showarrow=False, xanchor="left", align="left",
             xshift=10, yshift=place - at, font={"color": look.text, "size": 13},
         )  # fmt: skip

@@ -17,7 +17,7 @@ LINES = {
             "slope": 1.9,
         },
         {"variant": "full", "x": L, "y": [0.02, 0.3, 5.5, 24.0], "low": [0.01, 0.2, 5, 20], "high": [0.03, 0.4, 6, 30]},
-        {"variant": "sliding", "label": 'window "64"', "x": L, "y": [0.02, 0.31, 5.0, 19.0], "points": False},
+        {"variant": "sliding", "label": 'window\n"64"', "x": L, "y": [0.02, 0.31, 5.0, 19.0], "points": False},
     ],
 }
 BARS = {
