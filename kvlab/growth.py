@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvlab.caches import make_cache
 from kvlab.cost import Flops
-from kvlab.measure import SampledSteps, count_flops, time_call, time_steps
+from kvlab.measure import SampledSteps, Timing, count_flops, live_tensors_bytes, time_call, time_steps
 
 
 @torch.no_grad()
@@ -68,6 +68,35 @@ def count_steps(model, ids: Tensor, kind: str, lengths: Iterable[int], **options
             model(feed, cache, logits_to_keep=1)
         counted[n] = Flops(f.projections, f.attention)
     return counted
+
+
+@torch.no_grad()
+def decode_step(model, kind: str, length: int, repeats: int = 3, **options) -> dict:
+    """One decode step with about `length` tokens in view: {"label", "weights", "cache": bytes it must read,
+    "timing": Timing, "seconds": its median}. Each repeat adds a token, as decoding does."""
+    cache = make_cache(kind, model, 1, length + repeats + 1, **options)
+    ids = torch.ones(1, length, dtype=torch.long, device=model.device)
+    model(ids, cache, logits_to_keep=1)
+    before = cache.bytes_read
+    timing = time_call(lambda: model(ids[:, :1], cache), repeats=repeats, warmup=1, device=ids.device)
+    return {
+        "label": f"{length:,} tokens in view",
+        "weights": live_tensors_bytes(model),
+        "cache": (cache.bytes_read - before) / (repeats + 1),
+        "timing": timing,
+        "seconds": timing.median,
+    }
+
+
+@torch.no_grad()
+def one_pass(model, width: int, repeats: int = 3) -> Timing:
+    """A prompt of `width` tokens into a new full cache, all at once."""
+    ids = torch.ones(1, width, dtype=torch.long, device=model.device)
+
+    def prefill():
+        model(ids, make_cache("full", model, 1, width), logits_to_keep=1)
+
+    return time_call(prefill, repeats=repeats, device=ids.device)
 
 
 def running_sum(steps: Iterable[float]) -> list[float]:
