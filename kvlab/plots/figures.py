@@ -38,12 +38,14 @@ class Picture(Figure):
         return f"{pictures.describe(self.data)} {self.sentence}".strip()
 
     def png(self) -> bytes:
-        """The picture as a PNG of 128 colours: a third of the bytes, no visible difference."""
+        """The picture as a PNG of 32 colours (128 with a heat map): a quarter of the bytes, no visible difference."""
         from PIL import Image
 
         raw, small = io.BytesIO(), io.BytesIO()
+        panels = [p for column in pictures.columns(self.data) for p in column] if "panels" in self.data else [self.data]
+        colors = 128 if any(p.get("kind") == "heatmap" for p in panels) else 32
         self.savefig(raw, format="png", dpi=DPI)
-        Image.open(raw).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+        Image.open(raw).convert("RGB").quantize(colors, dither=Image.Dither.NONE).save(small, "png", optimize=True)
         return small.getvalue()
 
     def _repr_mimebundle_(self, include=None, exclude=None):
@@ -172,6 +174,7 @@ def _bars(ax, data: dict) -> None:
         ax.bar(
             [0],
             [0],
+            0,  # no width: a key to the legend, not a bar
             color=theme.mix(theme.MUTED, theme.PAPER, min(0.6 * part, 0.85)),
             edgecolor=theme.MUTED,
             label=label,
