@@ -61,7 +61,7 @@ notebooks: build ## the same, then run all notebooks and save their outputs (ARG
 	KVLAB_BUDGET=full $(PY) -m kvlab.nbtools run $(ARGS)
 
 figures: $(READY) ## draw the pictures in figures/
-	$(PY) -m kvlab.plots.figures $(ARGS)
+	$(PY) -m kvlab.gallery $(ARGS)
 
 lint: $(READY) ## ruff on code and notebooks; blanks, badges and setup cells as generated
 	$(BIN)/ruff check .

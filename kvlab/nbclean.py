@@ -17,6 +17,7 @@ import nbformat
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WIDGETS = "application/vnd.jupyter.widget-state+json"
 PLOTLY = "application/vnd.plotly.v1+json"
+TWIN = "application/vnd.kvlab.twin.png"  # the picture that plots.interactive.show_plotly sends along
 MAX_BYTES = 300 * 1024
 MAX_CELL = 1500  # characters of code that a projector shows at a readable size
 MACHINE_PATH = re.compile(r"(?<![\w.])/(home|root|Users|tmp|content|opt|private)/[\w.-]+")
@@ -103,7 +104,8 @@ def _clean_output(output, number, root):
     if WIDGET in data:  # an explorer's output holds its PNG twin too; a bare widget's holds only its name
         data = {k: v for k, v in data.items() if k != WIDGET} if "image/png" in data else {}
     if PLOTLY in data or "Plotly.newPlot" in data.get("text/html", ""):
-        data = {"image/png": data["image/png"]} if "image/png" in data else {}
+        twin = data.get("image/png") or data.get(TWIN)
+        data = {"image/png": twin, "text/plain": data.get("text/plain", "")} if twin else {}
     data = {k: v for k, v in data.items() if k != "application/javascript"}
     for kind, value in data.items():
         if kind == "image/png":

@@ -198,8 +198,9 @@ def test_clean_keeps_the_twin_and_drops_what_needs_a_kernel():
     assert set(kept.data) == {"image/png", "text/plain"} and kept.data["text/plain"] == "in words"
     plotly = {nbclean.PLOTLY: {"data": []}, "text/html": "<script>Plotly.newPlot()</script>"}
     assert cleaned(new_output("display_data", data=plotly)) == []
-    (kept,) = cleaned(new_output("display_data", data={**plotly, "image/png": twin}))
-    assert set(kept.data) == {"image/png"}
+    for mime in ("image/png", nbclean.TWIN):
+        (kept,) = cleaned(new_output("display_data", data={**plotly, mime: twin, "text/plain": "in words"}))
+        assert set(kept.data) == {"image/png", "text/plain"}
 
 
 def test_clean_merges_streams_and_drops_progress_bars_and_overwritten_lines():

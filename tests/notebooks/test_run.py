@@ -18,15 +18,27 @@ Explorer(
 )"""
 
 
+PLOTLY = """\
+from kvlab.measure import about
+from kvlab.plots import figures
+from kvlab.plots.interactive import plotly_lines, show_plotly
+
+print(about())
+lines = {"kind": "lines", "title": "n", "x": {"label": "n"}, "y": {"label": "n"}}
+lines["series"] = [{"label": "n", "x": [1, 2, 3], "y": [1, 2, 3]}]
+show_plotly(plotly_lines(lines), figures.draw(lines))"""
+
+
 def save(path, code):
     nb = new_notebook(cells=[new_code_cell(code, id="only")])
     nb.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
     nbclean.write(nb, path)
 
 
-def test_a_run_leaves_the_explorers_picture_and_no_widget(tmp_path):
+@pytest.mark.parametrize("code", [EXPLORER, PLOTLY], ids=["explorer", "plotly"])
+def test_a_run_leaves_the_picture_and_neither_widget_nor_script(tmp_path, code):
     path = tmp_path / "n.ipynb"
-    save(path, EXPLORER)
+    save(path, code)
     nbtools.run(path)
     assert nbclean.problems(path) == []
     assert "image/png" in nbformat.read(path, 4).cells[0].outputs[-1].data

@@ -1,0 +1,65 @@
+"""Draws figures/: python -m kvlab.gallery [NAME ...]   (or make figures)
+
+Each picture is a PNG for the README, slides and GitHub; a picture of lines is a page as well, to hover and zoom in a
+browser without a kernel. What is drawn here is computed, not timed, so every machine draws the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from .config import ModelConfig
+from .plots import figures
+from .plots.explorers import CostExplorer, MemoryExplorer
+from .plots.growth import flop_lines
+from .plots.interactive import plotly_lines
+
+FOLDER = Path(__file__).resolve().parent.parent / "figures"
+LENGTHS = [2**p for p in range(4, 18)]
+
+
+def _flops(term: str, title: str) -> dict:
+    """FLOPs of a whole generation against its length, without a cache and with two, on SmolLM2-135M's shape."""
+    smollm2 = ModelConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, tie_word_embeddings=True,
+    )  # fmt: skip
+    return {**flop_lines(smollm2, 512, LENGTHS, (LENGTHS[-4], LENGTHS[-1]), term), "title": title}
+
+
+PICTURES = {
+    "cost": lambda: CostExplorer().snapshot().data,
+    "memory": lambda: MemoryExplorer().snapshot().data,
+    "flops": lambda: _flops("total", "FLOPs to write a text with SmolLM2-135M"),
+    "attention": lambda: _flops("attention", "Attention's share of the FLOPs, SmolLM2-135M"),
+}
+
+
+def draw(name: str, folder: Path = FOLDER) -> list[Path]:
+    """Writes figures/NAME.png, and NAME.html where the picture is of kind "lines". Returns the paths."""
+    if name not in PICTURES:
+        raise ValueError(f"no picture {name!r}; there are {', '.join(PICTURES)}")
+    folder.mkdir(exist_ok=True)
+    data = PICTURES[name]()
+    written = [folder / f"{name}.png"]
+    written[0].write_bytes(figures.draw(data).png())
+    if data["kind"] == "lines":  # plotly.js comes from its CDN: inside the page it would weigh 4.7 MB
+        written.append(folder / f"{name}.html")
+        page = plotly_lines(data).to_html(include_plotlyjs="cdn", full_html=True, div_id=name)
+        written[1].write_text(page + "\n", encoding="utf-8")
+    return written
+
+
+def main(names: list[str]) -> int:
+    try:
+        for name in names or PICTURES:
+            print(*(path.name for path in draw(name)))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
