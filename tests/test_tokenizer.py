@@ -181,6 +181,18 @@ def test_an_emoji_is_held_back_until_its_last_token(tokenizer):
     assert decoder.flush() == "\ufffd"  # a generation that stops inside a character says so
 
 
+def test_a_stream_keeps_the_spaces_of_sentencepiece():
+    """Llama 2's decoder drops the blank of the first token alone: the stream must know that it is past the first."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models
+
+    backend = Backend(models.WordLevel({"▁one": 0, "▁two": 1, "<s>": 2, "?": 3}, unk_token="?"))
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens(["<s>"])
+    decoder = StreamDecoder(Tokenizer(backend))
+    assert [decoder.push(id) for id in (2, 0, 1, 2, 2, 1, 3)] == ["", "one", " two", "", "", " two", "?"]
+
+
 def test_special_ids(tokenizer):
     names = [tokenizer.token(id) for id in (tokenizer.bos_token_id, tokenizer.eos_token_id, *tokenizer.stop_ids)]
     assert names == ["<|im_start|>", "<|im_end|>", "<|im_end|>", "<|endoftext|>"]
