@@ -1,0 +1,192 @@
+"""Generated cases for the promises that every cache keeps, and the closed forms of their bytes. Seeded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from oracles import PADDINGS, SubStep, toy
+
+from kvlab.caches import make_cache
+
+COUNTS = {"growing": 80, "full": 80, "paged": 100, "sliding": 160, "quantized": 140}
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: str
+    seed: int
+    model: tuple  # changes to the toy's config
+    options: tuple  # of make_cache
+    lengths: tuple[int, ...]
+    schedule: tuple[tuple[int, ...], ...]  # tokens of each row in each call
+    padding: str
+    chunk: int
+
+    def __str__(self):
+        return f"{self.kind}-{self.seed}"
+
+    def make_model(self, dtype=torch.float64):
+        return toy(dtype=dtype, **dict(self.model))
+
+    def make_cache(self, model, batch_size: int | None = None):
+        B = batch_size or len(self.lengths)
+        return make_cache(self.kind, model, B, self.max_length, **dict(self.options))
+
+    @property
+    def max_length(self) -> int:
+        return max(self.lengths) + self.seed % 3  # sometimes with no room to spare
+
+
+def generate_case(kind: str, seed: int) -> Case:
+    rng = np.random.default_rng([list(COUNTS).index(kind), seed])
+
+    def pick(*choices):
+        return choices[rng.integers(len(choices))]
+
+    model = {"num_key_value_heads": pick(1, 2, 4), "qkv_bias": pick(True, False), "head_dim": pick(8, 8, 16)}
+    model["tie_word_embeddings"] = pick(True, False)
+    layers = pick(None, None, "alternating", "all")
+    if layers:
+        model["sliding_window"] = pick(1, 3, 6)
+        if layers == "alternating":
+            model["layer_types"] = pick(
+                ("sliding_attention", "full_attention"), ("full_attention", "sliding_attention")
+            )
+    chunk = pick(1, 2, 3, 5, 8)
+    longest = int(rng.integers(6, 28))
+    options: dict = {}
+    if kind == "sliding":
+        window = max(1, pick(1, 2, chunk - 1, chunk, chunk + 1))
+        sinks = pick(0, 0, 1, 2, 4)
+        options = {"window": window, "sinks": sinks, "sinks_at": pick("text", "cache")}
+        longest = 3 * window + sinks + int(rng.integers(2, 6))
+    elif kind == "quantized":
+        options = {
+            "k_bits": pick(8, 4, 2, "fp8", "fp8_e5m2", 16),
+            "v_bits": pick(8, 4, 2, "fp8", "fp8_e5m2", 16),
+            "key_axis": pick("channel", "token"),
+            "group_size": pick(1, 2, 4, 8),
+            "residual_length": pick(0, 1, 3, 4, 8),
+        }
+        longest = int(rng.integers(12, 30))
+    elif kind == "paged":
+        options = {"block_size": pick(1, 2, 3, 4, 8, 16)}
+    B = pick(1, 1, 2, 3)
+    ragged = B > 1 and pick(True, True, False)
+    lengths = [longest] + [int(rng.integers(1, longest + 1)) if ragged else longest for _ in range(B - 1)]
+    rng.shuffle(lengths)
+    style = pick("chunks", "prefill and decode", "random", "at once")
+    left, schedule = list(lengths), []
+    while any(left):
+        if style == "chunks":
+            counts = [min(chunk, n) for n in left]
+        elif style == "at once":
+            counts = list(left)
+        elif style == "random":
+            counts = [int(rng.integers(0, min(n, chunk + 1) + 1)) for n in left]
+        elif not schedule:  # prefill: all but a few
+            few = int(rng.integers(1, 6))
+            counts = [max(1, n - few) for n in left]
+        else:
+            counts = [min(1, n) for n in left]
+        if any(counts):
+            schedule.append(tuple(counts))
+            left = [n - c for n, c in zip(left, counts)]
+    return Case(
+        kind,
+        seed,
+        tuple(model.items()),
+        tuple(options.items()),
+        tuple(lengths),
+        tuple(schedule),
+        pick(*PADDINGS),
+        chunk,
+    )
+
+
+CASES = [generate_case(kind, seed) for kind, n in COUNTS.items() for seed in range(n)]
+
+
+# ---- closed forms of the bytes, written from the docstrings
+
+
+def expected_bytes(case: Case, model, log: list[SubStep]) -> tuple[dict[str, int], int, int]:
+    """What nbytes_by(), bytes_copied and bytes_read must be after these forward passes."""
+    c, o, B, itemsize = model.config, dict(case.options), len(case.lengths), model.dtype.itemsize
+    L, n_kv, D = c.num_hidden_layers, c.num_key_value_heads, c.head_dim
+    half = n_kv * D * itemsize  # one token's key in one layer
+    one = 2 * half
+    held: dict[str, int] = {}
+    copied = read = 0
+    if case.kind == "growing":
+        S = 0
+        for step in log:
+            copied += B * S * one
+            S += step.T
+            read += B * S * one
+        held = {"keys": L * B * S * half, "values": L * B * S * half, "positions": 8 * B * S}
+    elif case.kind == "full":
+        held = {"keys": L * B * case.max_length * half, "values": L * B * case.max_length * half}
+        read = sum(sum(step.after) for step in log) * one
+    elif case.kind == "sliding":
+        slots = o["window"] + o["sinks"]
+        held = {"keys": L * B * slots * half, "values": L * B * slots * half, "positions": 0}
+        held["sink_keys"] = L * B * o["sinks"] * half if o["sinks_at"] == "cache" else 0
+        for step in log:
+            if step.T > 1:
+                copied += B * min(max(step.start), slots) * one
+            read += sum(min(n, slots) for n in step.after) * one
+    elif case.kind == "paged":
+        bs = o["block_size"]
+        blocks = B * -(-case.max_length // bs)
+        for step in log:
+            longest = max(-(-n // bs) for n in step.after)
+            copied += B * longest * bs * one
+            read += sum(step.after) * one
+        held = {"keys": L * blocks * bs * half, "values": L * blocks * bs * half, "tables": 8 * B * longest}
+    elif case.kind == "quantized":
+        G, R = o["group_size"], o["residual_length"]
+        capacity, slots = case.max_length // G * G, min(R + G, case.max_length)
+
+        def codes(bits) -> float:
+            return {8: 1, 4: 0.5, 2: 0.25, "fp8": 1, "fp8_e5m2": 1, 16: itemsize}[bits] * n_kv * D
+
+        def scales(bits, axis) -> float:
+            return 0 if bits not in (8, 4, 2) else 4 * n_kv * D / (G if axis == "channel" else min(G, D))
+
+        per_k, per_v = codes(o["k_bits"]), codes(o["v_bits"])
+        per_scales = scales(o["k_bits"], o["key_axis"]) + scales(o["v_bits"], "token")
+        per_sealed = per_k + per_v + per_scales
+        held = {
+            "keys": L * B * capacity * per_k,
+            "values": L * B * capacity * per_v,
+            "scales": L * B * capacity * per_scales,
+            "tail": L * B * slots * one,
+        }
+        before = [0] * B
+        for step in log:
+            sealed = [max(0, (s - R) // G * G) for s in step.start]
+            uniform = len(set(step.start)) == 1 and all(a - s == step.T for s, a in zip(step.start, step.after))
+            copied += sum(n - b for n, b in zip(sealed, before)) * one  # groups sealed
+            copied += B * max(sealed) * per_sealed + B * (step.after[0] - sealed[0] if uniform else slots) * one
+            read += sum(n * per_sealed + (a - n) * one for n, a in zip(sealed, step.after))
+            before = sealed
+    return held, L * copied, L * read
+
+
+def assert_bytes(case: Case, model, cache, log: list[SubStep]) -> None:
+    held, copied, read = expected_bytes(case, model, log)
+    assert cache.nbytes_by() == held, f"nbytes_by {cache.nbytes_by()}, the closed form gives {held}"
+    assert cache.nbytes == sum(held.values())
+    assert cache.bytes_copied == copied, f"bytes_copied {cache.bytes_copied}, the closed form gives {copied}"
+    assert cache.bytes_read == read, f"bytes_read {cache.bytes_read}, the closed form gives {read}"
+
+
+def free_everything(cache) -> None:
+    """Let a paged cache's rows go; its pool must be as new."""
+    while cache.rows:
+        cache.free_row(0)
+    cache.pool.check([])
+    assert cache.pool.used_blocks == 0
