@@ -4,7 +4,7 @@
 # function), which a lazy lookup would lose as soon as somebody imports the module first. `import kvlab` stays lazy.
 from .about import about, best_device, best_dtype
 from .allocation import Memory, live_tensors_bytes, memory
-from .bandwidth import Bandwidth, bandwidth
+from .bandwidth import Bandwidth, bandwidth, device_memory
 from .budget import Budget, budget
 from .flops import FlopCount, count_flops
 from .sweep import Record, Slope, fit_slope, sweep
@@ -25,6 +25,7 @@ __all__ = [
     "best_dtype",
     "budget",
     "count_flops",
+    "device_memory",
     "fit_slope",
     "interleaved",
     "live_tensors_bytes",

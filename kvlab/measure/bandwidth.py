@@ -42,7 +42,7 @@ def bandwidth(device=None, nbytes: int | None = None, repeats: int = 5) -> Bandw
     half of the memory.
     """
     device = torch.device(device) if device is not None else best_device()
-    total = _total_memory(device)
+    total = device_memory(device)
     if nbytes is None:
         nbytes = min(512 * 2**20, total // 8)
     if not 2**20 <= nbytes <= total // 2:
@@ -62,7 +62,9 @@ def bandwidth(device=None, nbytes: int | None = None, repeats: int = 5) -> Bandw
     return Bandwidth(read / timings[how].median, how, read, timings[how])
 
 
-def _total_memory(device) -> int:
+def device_memory(device=None) -> int:
+    """Bytes of memory that the device has: the card's own, or the machine's (shared with everything else that runs)."""
+    device = torch.device(device) if device is not None else best_device()
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:
