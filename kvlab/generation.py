@@ -73,8 +73,10 @@ class Sampler:
 
     def _generator(self, row: int, device) -> torch.Generator:
         if row not in self.generators:
-            seed = torch.initial_seed() if self.seed is None else self.seed
-            self.generators[row] = torch.Generator(device).manual_seed((seed + 0x9E3779B97F4A7C15 * (row + 1)) % 2**63)
+            if self.seed is None:  # another text each time, and the same one again after torch.manual_seed
+                self.seed = int(torch.randint(2**62, ()))
+            seed = (self.seed + 0x9E3779B97F4A7C15 * (row + 1)) % 2**63
+            self.generators[row] = torch.Generator(device).manual_seed(seed)
         return self.generators[row]
 
 
@@ -218,7 +220,11 @@ def _rows(ids, vocab_size: int) -> list[list[int]]:
         raise TypeError(
             f"ids must be a tensor (B, T) or a list of token ids, not {type(ids).__name__}; encode text first"
         )
-    rows = [list(row) for row in ids] if _is_batch(ids) else [list(ids)]
+    rows = list(ids) if _is_batch(ids) else [list(ids)]
+    for b, row in enumerate(rows):
+        if not isinstance(row, (list, tuple)):
+            raise TypeError(f"prompt {b} is {row!r}: it must be a list of token ids")
+    rows = [list(row) for row in rows]
     if not rows:
         raise ValueError("ids has no rows: there must be at least one prompt")
     for b, row in enumerate(rows):

@@ -57,6 +57,7 @@ class KVCache:
         self.bytes_copied = self.bytes_read = 0
         self._step: Step | None = None
         self._last_layer = -1
+        self._shapes: dict[int, tuple[int, int, int]] = {}  # layer -> n_kv, D, Dv
         self._broken = ""
 
     @classmethod
@@ -99,15 +100,16 @@ class KVCache:
         k, v = k.detach(), v.detach()
         self._check(layer, k, v, pos)
         if self._step is None or layer <= self._last_layer:  # a new forward pass; one that never advanced is undone
-            self.abort()
+            self._forget_step()
             step = self._plan(pos)
             self._check_room(step)
             self._begin(step)
             self._step = step
         self._last_layer = layer
-        if self.dtype is None:
-            self.dtype, self.device = k.dtype, k.device
-        return self._write(layer, k, v, self._step)
+        view = self._write(layer, k, v, self._step)
+        self.dtype, self.device = k.dtype, k.device
+        self._shapes[layer] = k.shape[1], k.shape[3], v.shape[3]
+        return view
 
     def observe(self, layer: int, weights: Tensor) -> None:
         """Attention weights (B, n_kv, T, S) of this step, summed over the group; only if wants_weights."""
@@ -120,12 +122,16 @@ class KVCache:
         self._step, self._last_layer = None, -1
 
     def abort(self, earlier_chunks: bool = False) -> None:
-        """Forget a step that did not advance. With earlier chunks of the same call kept, the cache is unusable."""
+        """A layer raised: forget the step. What cannot be undone (chunks stored earlier in the same call, or an append
+        that is not this file's) leaves the cache unusable, and it says so."""
+        self._forget_step()
+        if earlier_chunks or type(self).append is not KVCache.append:
+            self._broken = "this cache is unusable: a call failed after part of it was stored; make a new one"
+
+    def _forget_step(self) -> None:
         step, self._step, self._last_layer = self._step, None, -1
         if step is not None:
             self._undo(step)
-        if earlier_chunks:
-            self._broken = "this cache is unusable: a call failed after some of its chunks were stored; make a new one"
 
     # ---- operations on whole rows
 
@@ -136,7 +142,7 @@ class KVCache:
             raise ValueError(f"reorder: row {bad[0]} does not exist; rows run from 0 to {self.batch_size - 1}")
         if not rows:
             raise ValueError("reorder: rows is empty; keep at least one row")
-        self.abort()
+        self._forget_step()
         lengths = [self.lengths[r] for r in rows]
         self._reorder(rows)
         self.lengths = lengths
@@ -154,14 +160,14 @@ class KVCache:
                 raise RewindError(
                     f"row {row} has {length} tokens and can forget at most {largest} of them, not {x}", largest
                 )
-        self.abort()
+        self._forget_step()
         lengths = [length - x for length, x in zip(self.lengths, n)]
         self._rewind(n)
         self.lengths = lengths
 
     def fork(self) -> KVCache:
         """A second cache with the same content; neither sees what the other appends."""
-        self.abort()
+        self._forget_step()
         return copy.deepcopy(self)
 
     # ---- bytes
@@ -212,3 +218,8 @@ class KVCache:
         if self._broken:
             raise RuntimeError(self._broken)
         check_keys_values(k, v, pos, self.dtype, self.device)
+        held, new = self._shapes.get(layer), (k.shape[1], k.shape[3], v.shape[3])
+        if held is not None and new != held:
+            raise ValueError(
+                f"layer {layer} has (n_kv, D, D of values) = {new}, the cache holds {held}: a cache serves one model"
+            )

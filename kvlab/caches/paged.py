@@ -138,12 +138,12 @@ class PagedCache(KVCache):
 
     def fork_row(self, row: int) -> int:
         """A copy of a row at the end of the batch, sharing its blocks -> its index."""
-        self.abort()
+        self._forget_step()
         return self._append_row(self._row(row).copy())
 
     def free_row(self, row: int) -> None:
         """Take a row out of the batch and release its blocks; the rows after it move down by one."""
-        self.abort()
+        self._forget_step()
         self._row(row).keep(0)
         del self.rows[row]
         self._table = None
@@ -153,7 +153,7 @@ class PagedCache(KVCache):
 
         At most len(ids) - 1: one token is left to compute. Feed the rest, ids[n:], as usual.
         """
-        self.abort()
+        self._forget_step()
         if self._row(row).length:
             raise ValueError(
                 f"row {row} has {self._row(row).length} tokens already: a prefix is matched into an empty row"
@@ -172,14 +172,14 @@ class PagedCache(KVCache):
 
     def fork(self) -> PagedCache:
         """A second cache over the same pool, sharing every block."""
-        self.abort()
+        self._forget_step()
         twin = PagedCache(1, self.max_length, pool=self.pool)
         twin.rows = [row.copy() for row in self.rows]
         twin.dtype, twin.device = self.dtype, self.device
         return twin
 
     def _append_row(self, row: Row) -> int:
-        self.abort()
+        self._forget_step()
         self.rows.append(row)
         self._table = None
         return len(self.rows) - 1
