@@ -10,14 +10,6 @@ from kvlab.exercise_kinds import CacheClass, Function, Number
 # ---- notebook 00 ---------------------------------------------------------------------------------------------------
 
 
-def smollm2():
-    """The shape of SmolLM2-135M (its config.json), as far as these exercises need it."""
-    from kvlab.config import ModelConfig
-
-    return ModelConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-                       num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192)  # fmt: skip
-
-
 def llama_7b():
     """The shape of LLaMA-7B (arXiv 2302.13971)."""
     from kvlab.config import ModelConfig
@@ -26,11 +18,19 @@ def llama_7b():
                        num_attention_heads=32)  # fmt: skip
 
 
+def llama_3b():
+    """The shape of Llama-3.2-3B: fewer KV heads than query heads."""
+    from kvlab.config import ModelConfig
+
+    return ModelConfig(vocab_size=128256, hidden_size=3072, intermediate_size=8192, num_hidden_layers=28,
+                       num_attention_heads=24, num_key_value_heads=8, tie_word_embeddings=True)  # fmt: skip
+
+
 GIB = 2**30
 
 
 def _bytes_per_token_mistakes():
-    c = smollm2()
+    c = llama_3b()
     right = c.kv_bytes_per_token(2)
     return [
         (right / 2, "a factor 2 is missing: a key and a value are kept, and a number in fp16 takes 2 bytes."),
@@ -39,7 +39,7 @@ def _bytes_per_token_mistakes():
         (right // c.num_hidden_layers, "that is one layer; every layer keeps its own keys and values."),
         (right * 2, "that is fp32, 4 bytes a number; the question is about fp16."),
         (right * 8, "those are bits."),
-        (right * 4, "that is fp32 and something twice; in fp16 a number takes 2 bytes."),
+        (2 * c.num_hidden_layers * c.hidden_size, "that is a key or a value for every query head; see what is stored."),
         (right // c.num_key_value_heads, "that is one KV head; every KV head of a layer keeps its own."),
     ]
 
@@ -57,6 +57,14 @@ def _tokens_mistakes():
 
 
 # ---- notebook 01 ---------------------------------------------------------------------------------------------------
+
+
+def smollm2():
+    """The shape of SmolLM2-135M (its config.json), as far as these exercises need it."""
+    from kvlab.config import ModelConfig
+
+    return ModelConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+                       num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192)  # fmt: skip
 
 
 def count_rows(prompt: int, new: int) -> tuple[int, int]:
@@ -126,13 +134,13 @@ def _crossing_mistakes():
 
 EXERCISES: dict[str, Number | Function | CacheClass] = {
     "00.1": Number(
-        "How many bytes of keys and values does one token of SmolLM2 take in fp16?",
-        lambda: smollm2().kv_bytes_per_token(2),
+        "How many bytes of keys and values does one token of Llama-3.2-3B take in fp16?",
+        lambda: llama_3b().kv_bytes_per_token(2),
         "Every token in view costs this much memory, for as long as the text lives.",
         (
             "Each layer keeps one key and one value for each of its KV heads.",
             "A key has head_dim numbers, a value as many; in fp16 a number takes 2 bytes.",
-            "2 (key and value) x layers x KV heads x head_dim x 2 bytes. Print model.config for the sizes.",
+            "2 (key and value) x layers x KV heads x head_dim x 2 bytes, with the sizes that the task names.",
         ),
         _bytes_per_token_mistakes,
         "bytes",
