@@ -89,7 +89,7 @@ def estimate(
     encoder_len: input tokens of an encoder-decoder: its cross-attention cache is fixed by them. mla, windows: False
                  for an engine that unfolds latent attention, or keeps every token of a sliding layer.
     cache:       a kind of kvlab cache: then held_bytes is what it will hold. cache_options: those of make_cache, and
-                 max_length. params: the parameter count, where the configuration does not give it.
+                 max_length; block_size serves both. params: the parameter count, where the configuration does not give it.
     Raises ConfigError for names, formats, sizes or tensor_parallel that cannot be.
     """
     arch, name, known_params = resolve(model_or_config, mla, windows)
@@ -128,6 +128,8 @@ def estimate(
     total = None if weights is None else weights + kv + state + activations + CUDA_CONTEXT
     held = None
     if cache is not None:
+        if cache == "paged":
+            cache_options = {"block_size": block_size, **cache_options}
         held = held_bytes(arch, cache, lengths, k, **cache_options)
     elif cache_options:
         raise ConfigError(f"estimate has no option {next(iter(cache_options))!r}; options of a cache need cache=kind")
