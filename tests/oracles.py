@@ -290,7 +290,7 @@ def feed(model, cache, rows: list[list[int]], schedule: list[list[int]], padding
             out[b].append(logits)
         done = [d + n for d, n in zip(done, counts)]
     assert done == [len(row) for row in rows], "the schedule must feed every token"
-    return [torch.cat(parts) for parts in out]
+    return [torch.cat(parts) if parts else None for parts in out]
 
 
 def in_chunks(lengths: list[int], chunk: int) -> list[list[int]]:

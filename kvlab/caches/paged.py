@@ -38,8 +38,10 @@ class PagedCache(KVCache):
         self.rows: list[Row] = []
         super().__init__(batch_size, max_length)
         if pool is None:
-            enough = num_blocks is None and isinstance(block_size, int) and block_size > 0
-            pool = BlockPool(batch_size * -(-max_length // block_size) if enough else num_blocks, block_size)
+            if num_blocks is None:  # a block_size that is none is for the pool to refuse
+                good = isinstance(block_size, int) and block_size > 0
+                num_blocks = batch_size * -(-max_length // block_size) if good else 1
+            pool = BlockPool(num_blocks, block_size)
         self.pool = pool
         self.rows = [Row(pool) for _ in self.rows]
         self.block_size = self.pool.block_size
@@ -177,6 +179,11 @@ class PagedCache(KVCache):
         twin.rows = [row.copy() for row in self.rows]
         twin.dtype, twin.device = self.dtype, self.device
         return twin
+
+    def __del__(self):
+        """A cache that nobody holds any more, a fork for instance, gives its blocks back."""
+        for row in getattr(self, "rows", ()):
+            row.keep(0)
 
     def _append_row(self, row: Row) -> int:
         self._forget_step()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from oracles import PADDINGS, SubStep, toy
+from oracles import PADDINGS, SubStep, assert_logits, call, dense_logits, feed, ids_for, toy
 
 from kvlab.caches import make_cache
 
@@ -190,3 +190,70 @@ def free_everything(cache) -> None:
         cache.free_row(0)
     cache.pool.check([])
     assert cache.pool.used_blocks == 0
+
+
+# ---- one setup of every kind and rule, for the tests that are not generated
+
+SETUPS = [
+    ("growing", {}),
+    ("full", {}),
+    ("sliding", {"window": 5}),
+    ("sliding", {"window": 1, "sinks": 1}),
+    ("sliding", {"window": 4, "sinks": 2}),
+    ("sliding", {"window": 4, "sinks": 2, "sinks_at": "cache"}),
+    ("quantized", {"group_size": 4, "residual_length": 3}),
+    ("quantized", {"group_size": 2, "residual_length": 0, "k_bits": 4, "v_bits": 2, "key_axis": "token"}),
+    ("quantized", {"group_size": 3, "residual_length": 4, "k_bits": "fp8", "v_bits": "fp8_e5m2"}),
+    ("paged", {"block_size": 4}),
+    ("paged", {"block_size": 1}),
+]
+
+
+def name_of(setup) -> str:
+    return "-".join([setup[0], *(f"{k}={v}" for k, v in setup[1].items())])
+
+
+def stored_tensors(cache) -> list[torch.Tensor]:
+    """Every tensor that the cache keeps from one step to the next."""
+    found, todo = [], [vars(cache), vars(cache.pool) if hasattr(cache, "pool") else {}]
+    while todo:
+        x = todo.pop()
+        if isinstance(x, torch.Tensor):
+            found.append(x)
+        elif isinstance(x, dict):
+            todo += x.values()
+        elif isinstance(x, (list, tuple)):
+            todo += x
+    return found
+
+
+# ---- checks that the planted bugs must fail as well
+
+
+def check_fork(make, model, tokens: int = 6) -> None:
+    """A cache and its fork go different ways; each must say what a text of its own says."""
+    text, ways = ids_for(1, [tokens])[0], ids_for(2, [7, 7])
+    cache = make()
+    feed(model, cache, [text], [[tokens]])
+    twin = cache.fork()
+    for step in range(7):  # in turn, so that each could spoil the other
+        for one, way in zip((cache, twin), ways):
+            got = call(model, one, [way[step : step + 1]], [tokens + step])[0]
+            want = dense_logits(model, text + way[: step + 1])[-1:]
+            assert_logits(got, want, what="cache" if one is cache else "fork")
+
+
+def check_prefix(model, block_size: int = 4) -> None:
+    """Texts with the same second block and different first ones; each later text must get its own past."""
+    head, other, middle, tail = ids_for(3, [4, 4, 4, 3])
+    other[0] = head[0]
+    cache = make_cache("paged", model, 1, 64, block_size=block_size, num_blocks=40)
+    for n, start in enumerate((head, other, other, head)):
+        text = start + middle + tail
+        row = cache.add_row() if n else 0
+        start = cache.match_prefix(row, text)
+        new = [[] for _ in range(row)] + [text[start:]]
+        got = call(model, cache, new, [*cache.lengths[:row], start])[row]
+        cache.commit(row, text)
+        assert_logits(got, dense_logits(model, text)[start:], what=f"text {n}")
+        cache.pool.check([r.table for r in cache.rows])
