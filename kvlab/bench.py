@@ -7,20 +7,20 @@ The limit is the time to read once what a decode step must read, weights and cac
 
 from __future__ import annotations
 
-import argparse
-import inspect
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
-from kvlab.caches import make_cache
+from kvlab.bench_sides import RIVALS, Cached, Transformers, twin_of
+from kvlab.bench_table import notes, table
+from kvlab.cli import Parser
 from kvlab.config import ModelConfig
 from kvlab.measure import SampledSteps, Timing, about, bandwidth, best_device, best_dtype, live_tensors_bytes
+from kvlab.measure.about import device_named
 from kvlab.measure.sweep import bar, free, out_of_memory
 from kvlab.measure.timing import clock_on
 from kvlab.model import GPT
@@ -34,7 +34,6 @@ VARIANTS: dict[str, tuple[str, dict] | None] = {
     "int4": ("quantized", {"k_bits": 4, "v_bits": 4}),
     "paged": ("paged", {}),
 }
-RIVALS = {"transformers": ("DynamicCache", "StaticCache")}
 TOY = ModelConfig(vocab_size=4096, hidden_size=256, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=2)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -97,59 +96,6 @@ class Result:
         return asdict(self) | {"rows": rows}
 
 
-class _Cached:
-    """One of the lab's caches."""
-
-    def __init__(self, model, kind, options, batch, length):
-        self.make = lambda: make_cache(kind, model, batch, length, **options)
-        self.model, self.cache = model, None
-
-    def start(self):
-        self.cache = self.make()
-
-    def feed(self, ids):  # (B, T) -> logits (B, vocab) of the last column
-        return self.model(ids, self.cache, logits_to_keep=1)[:, -1]
-
-    def held(self):
-        return self.cache.nbytes
-
-    def read(self):
-        return self.cache.bytes_read
-
-
-class _Transformers:
-    """One of transformers' caches under its own model, which has our weights."""
-
-    def __init__(self, twin, kind, config, batch, length):
-        self.twin, self.kind, self.batch, self.length, self.cache = twin, kind, batch, length, None
-        # transformers renamed the argument on the way from 4 to 6
-        self.argument = "cache" if "cache" in inspect.signature(twin.forward).parameters else "past_key_values"
-        self.one = batch * config.kv_bytes_per_token(twin.dtype.itemsize)
-
-    def start(self):
-        import transformers
-
-        self.seen = self.bytes_read = 0
-        if self.kind == "DynamicCache":
-            self.cache = transformers.DynamicCache()
-            return
-        sizes = {"max_cache_len": self.length}
-        if int(transformers.__version__.split(".")[0]) < 5:
-            sizes |= {"max_batch_size": self.batch, "device": self.twin.device, "dtype": self.twin.dtype}
-        self.cache = transformers.StaticCache(config=self.twin.config, **sizes)
-
-    def feed(self, ids):
-        self.seen += ids.shape[1]
-        self.bytes_read += self.seen * self.one
-        return self.twin(ids, use_cache=True, logits_to_keep=1, **{self.argument: self.cache}).logits[:, -1]
-
-    def held(self):
-        return live_tensors_bytes(self.cache)
-
-    def read(self):
-        return self.bytes_read
-
-
 @torch.no_grad()
 def run(
     model: GPT | str = "smollm2",
@@ -183,6 +129,8 @@ def run(
     for asked, known in ((variants, VARIANTS), (against, RIVALS)):
         if unknown := [name for name in asked if name not in known]:
             raise ValueError(f"{unknown[0]!r} is unknown here; choose from {', '.join(known)}")
+    if not variants and not against:
+        raise ValueError("variants is empty: name at least one of " + ", ".join(VARIANTS))
     label = model if isinstance(model, str) else "a GPT"
     model = _load(model, dtype, device)
     before = torch.get_num_threads()
@@ -199,11 +147,11 @@ def _run(model, label, variants, batch, prompt, new, repeats, against, progress)
     ids = torch.randint(model.config.vocab_size, (batch, prompt), generator=rng).to(device)
     sides = {}
     for name in variants:
-        sides[name] = _Cached(model, *VARIANTS[name], batch, length) if VARIANTS[name] else None
+        sides[name] = Cached(model, *VARIANTS[name], batch, length) if VARIANTS[name] else None
     if against:
-        twin = _twin(model)
+        twin = twin_of(model)
         for kind in RIVALS["transformers"]:
-            sides[kind] = _Transformers(twin, kind, model.config, batch, length)
+            sides[kind] = Transformers(twin, kind, model.config, batch, length)
     fastest = bandwidth(device).bytes_per_second
     rows = {name: Row(name) for name in sides}
     clock, reference, names = clock_on(device), None, list(sides)
@@ -285,7 +233,7 @@ def _uncached(row, side, model, ids, new, clock):
 def _load(model, dtype, device) -> GPT:
     if isinstance(model, GPT):
         return model
-    device = torch.device(device) if device is not None else best_device()
+    device = best_device() if device is None else device_named(str(device))
     dtype = dtype or best_dtype(device)
     if model == "toy":
         return GPT(TOY).to(device, dtype)
@@ -295,93 +243,15 @@ def _load(model, dtype, device) -> GPT:
     return load(dtype=dtype, device=device)[0]
 
 
-def _twin(model: GPT):
-    """The same weights in transformers' own class and layout."""
-    import transformers
-
-    from kvlab.checkpoint import hf_config
-
-    fields = hf_config(model.config, model.dtype)
-    config = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
-    twin = transformers.AutoModelForCausalLM.from_config(config).to(model.device, model.dtype).eval()
-    named = {name if name.startswith("lm_head") else f"model.{name}": p for name, p in model.named_parameters()}
-    missing, unexpected = twin.load_state_dict(named, strict=False)
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    if set(missing) - tied or unexpected:
-        raise ValueError(f"transformers' {type(twin).__name__} has no place for {(unexpected or missing)[0]}")
-    return twin
-
-
 def _weights_read(model: GPT) -> int:
     """Bytes of weights that a decode step reads: all of them, save an embedding table that is not tied to the head."""
     table = 0 if model.config.tie_word_embeddings else model.embed_tokens.weight.nbytes
     return live_tensors_bytes(list(model.parameters())) - table
 
 
-def notes(result: Result) -> list[str]:
-    """What must be said beside the table: the machine, and what the columns mean."""
-    r = result
-    lines = [
-        r.about,
-        f"ms/token: what one reader waits. tokens/s: all {r.batch} row(s). spread: half the distance of the quartiles.",
-        f"limit: weights and cached tokens, read once at the measured {r.bandwidth / 1e9:.1f} GB/s.",
-    ]
-    if sampled := max((row.sampled for row in r.rows), default=0):
-        lines.append(f"~ without a cache {sampled} of {r.new - 1} steps were run, the others interpolated.")
-    if any(row.name in RIVALS["transformers"] for row in r.rows):
-        lines.append(
-            f"{' and '.join(RIVALS['transformers'])}: transformers {version('transformers')}, the same weights."
-        )
-    return lines
-
-
-def table(result: Result):
-    """The results as a rich Table that fits 80 columns."""
-    from rich import box
-    from rich.table import Table
-
-    r = result
-    out = Table(
-        title=f"{r.model}: {r.weights / 1e6:,.0f} MB in {r.dtype}, batch {r.batch}, {r.prompt} + {r.new} tokens, "
-        f"median of {r.repeats}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-    )
-    out.add_column("\ncache", no_wrap=True)
-    for top, bottom in [
-        ("prefill", "tokens/s"),
-        ("", "ms/token"),
-        ("decode", "tokens/s"),
-        ("", "ms/token"),
-        ("", "spread"),
-        ("held", "MB"),
-        ("limit", "ms/token"),
-    ]:
-        out.add_column(f"{top}\n{bottom}", justify="right", no_wrap=True)
-    for row in r.rows:
-        s = r.summary(row)
-        if not s:
-            out.add_row(row.name, row.status)
-            continue
-        (low, high), mark = s["decode_ms_quartiles"], "~" if row.sampled else ""
-        out.add_row(
-            row.name,
-            f"{s['prefill_tokens_per_s']:,.0f}",
-            f"{s['prefill_ms_per_token']:.2f}",
-            f"{mark}{s['decode_tokens_per_s']:,.1f}",
-            f"{mark}{s['decode_ms_per_token']:.1f}",
-            f"±{50 * (high - low) / s['decode_ms_per_token']:.0f}%",
-            f"{row.held / 1e6:,.2f}",
-            f"{s['floor_ms_per_token']:.1f}",
-        )
-    return out
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `kvlab bench`."""
-    parser = argparse.ArgumentParser("kvlab bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("kvlab bench", description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("--model", default="smollm2", help="smollm2, toy (random weights), a folder or a hub id")
     add("--variants", default=",".join(VARIANTS), help="comma-separated, of: %(default)s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 # command -> module whose main(arguments) runs it, and the line of help
@@ -37,6 +38,13 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises a wrong option as a ValueError, which main() tells in one sentence, in place of a page of usage."""
+
+    def error(self, message):
+        raise ValueError(message)
 
 
 def _fail(message: str) -> int:

@@ -15,19 +15,26 @@ def best_device() -> torch.device:
 
     Raises ValueError if KVLAB_DEVICE names no device, or one that this machine lacks.
     """
-    wanted = os.environ.get("KVLAB_DEVICE")
-    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if not wanted:
-        return torch.device("cuda" if has_cuda else "mps" if has_mps else "cpu")
-    kind, _, index = wanted.partition(":")
+    if wanted := os.environ.get("KVLAB_DEVICE"):
+        return device_named(wanted, "KVLAB_DEVICE")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def device_named(text: str, where: str = "device") -> torch.device:
+    """The device that `text` names (cpu, cuda, cuda:N, mps). ValueError if there is none; `where` says who asked."""
+    kind, _, index = text.partition(":")
     if kind not in ("cpu", "cuda", "mps") or (index and not index.isdecimal()):
-        raise ValueError(f"KVLAB_DEVICE={wanted!r} names no device: use cpu, cuda, cuda:N or mps")
-    count = {"cpu": 1, "cuda": torch.cuda.device_count() if has_cuda else 0, "mps": int(has_mps)}[kind]
+        raise ValueError(f"{where}={text!r} names no device: use cpu, cuda, cuda:N or mps")
+    count = 1
+    if kind == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    elif kind == "mps":
+        count = int(torch.backends.mps.is_available())
     if int(index or 0) >= count:  # asked of the text: torch.device("cuda:999") wraps its number without a word
-        raise ValueError(
-            f"KVLAB_DEVICE={wanted!r}, but this machine has {count or 'no'} {kind} device{'s' * (count > 1)}"
-        )
-    return torch.device(wanted)
+        raise ValueError(f"{where}={text!r}, but this machine has {count or 'no'} {kind} device{'s' * (count > 1)}")
+    return torch.device(text)
 
 
 def best_dtype(device=None) -> torch.dtype:

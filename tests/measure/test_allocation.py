@@ -216,7 +216,7 @@ def test_a_device_that_is_not_there_is_refused():
         memory(missing)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="reads CUDA's allocator, and there is no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device, whose allocator this reads")
 def test_cuda_reads_the_allocator_with_the_same_meaning():
     mib = 2**20
     kept = torch.zeros(mib, dtype=torch.uint8, device="cuda")

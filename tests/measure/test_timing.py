@@ -87,7 +87,7 @@ def test_time_steps_runs_only_the_sampled_lengths():
     assert ran == [2] * 3 + [4] * 3 + [8] * 3
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA events need a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device, whose events this reads")
 def test_on_cuda_the_clock_waits_for_the_work():
     a = torch.randn(4096, 4096, device="cuda")
     small, large = interleaved(
