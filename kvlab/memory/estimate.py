@@ -89,7 +89,8 @@ def estimate(
     encoder_len: input tokens of an encoder-decoder: its cross-attention cache is fixed by them. mla, windows: False
                  for an engine that unfolds latent attention, or keeps every token of a sliding layer.
     cache:       a kind of kvlab cache: then held_bytes is what it will hold. cache_options: those of make_cache, and
-                 max_length; block_size serves both. params: the parameter count, where the configuration does not give it.
+                 max_length; block_size serves both.
+    params:      the parameter count, where the configuration does not give it.
     Raises ConfigError for names, formats, sizes or tensor_parallel that cannot be.
     """
     arch, name, known_params = resolve(model_or_config, mla, windows)

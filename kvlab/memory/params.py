@@ -30,7 +30,12 @@ _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_exp
 def parameter_count(arch: Architecture) -> int | None:
     """Parameters of the language model, or None where the configuration does not say enough."""
     config = arch.config
-    if arch.family in _NOT_COUNTED or config.get("block_configs") or config.get("kv_heads_per_layer"):
+    if (
+        arch.family in _NOT_COUNTED
+        or config.get("block_configs")
+        or config.get("kv_heads_per_layer")
+        or config.get("is_decoder")
+    ):
         return None
     kinds = set(arch.kinds)
     if not kinds <= {"full", "sliding", "chunked", "latent", "shared"} or any(
