@@ -38,16 +38,16 @@ def time_lines(
 
 def flop_lines(config: ModelConfig, window: int, lengths: Sequence[int], between: tuple[int, int], term: str) -> dict:
     """FLOPs of a whole generation from one token, in closed form; term: "total", "projections" or "attention"."""
-    names = {"none": "no cache", "full": "full, growing,\nquantized, paged", "sliding": f"window {window}"}
+    names = {"none": "no cache", "full": "all kept (full, growing,\nquantized, paged)", "sliding": f"window {window}"}
     series = []
-    for kind in names:
+    for kind, label in names.items():
         y = [getattr(cost.generation_flops(config, kind, 1, n, window), term) for n in lengths]
-        series.append({"variant": kind, "x": list(lengths), "y": y, "points": False,
+        series.append({"variant": kind, "label": label, "x": list(lengths), "y": y, "points": False,
                        "slope": _slope(lengths, y, between)})  # fmt: skip
     title = {
         "total": "FLOPs to write a text",
-        "projections": "of these, projections",
-        "attention": "of these, attention",
+        "projections": "Projections: every row times every weight",
+        "attention": "Attention: every row with every key",
     }
     return {
         "kind": "lines", "title": title[term], "series": series,
@@ -70,19 +70,6 @@ def step_terms(config: ModelConfig, counted: dict[int, cost.Flops], title: str) 
         "y": {"label": "FLOPs of one step without a cache", "unit": "FLOP", "scale": "log10"},
         "sentence": f"In the layers the two terms meet at {theme.digits(meet)} tokens in view, "
         f"{theme.digits(meet / config.hidden_size)} times the hidden size of {config.hidden_size}.",
-    }  # fmt: skip
-
-
-def step_ratio(lengths: Sequence[int], none: Sequence[float], full: Sequence[float], note: str = "") -> dict:
-    """Milliseconds of one step with and without a cache, and how often the one goes into the other."""
-    ratio = [a / b for a, b in zip(none, full)]
-    return {
-        "kind": "lines", "title": "One step", "note": note, "x": {**X, "label": "tokens in view"},
-        "y": {"label": "seconds for the next token", "unit": "s", "scale": "log10"},
-        "series": [{"variant": "none", "x": list(lengths), "y": list(none)},
-                   {"variant": "full", "x": list(lengths), "y": list(full)}],
-        "sentence": f"At {lengths[0]:,} tokens the cache makes a step {theme.digits(ratio[0])} times as fast, "
-        f"at {lengths[-1]:,} tokens {theme.digits(ratio[-1])} times.",
     }  # fmt: skip
 
 
@@ -114,7 +101,7 @@ def width_lines(widths: Sequence[int], seconds: Sequence[float], note: str = "")
         "kind": "lines", "title": "Tokens a second against tokens fed at once", "note": note,
         "series": [{"variant": "full", "label": "one forward pass", "x": list(widths), "y": speed}],
         "x": {**X, "label": "tokens fed in one pass (1 = decode)"},
-        "y": {"label": "tokens a second", "unit": "", "scale": "log10"},
+        "y": {"label": "tokens a second", "unit": "", "scale": "log2"},
         "sentence": f"Decode: {theme.digits(speed[0])} tokens a second. Prefill of {widths[-1]}: "
         f"{theme.digits(speed[-1])}. The same weights are read once in both.",
     }  # fmt: skip
@@ -126,7 +113,7 @@ def passes(prompt: Sequence[str], new: Sequence[str]) -> dict:
     for i in range(len(new)):
         seen = len(prompt) + i
         first = len(prompt) if i == 0 else 1
-        cells = [{"text": words[j].strip() or "·", "group": int(j >= seen - first)} for j in range(seen)]
+        cells = [{"text": repr(words[j].strip(" "))[1:-1] or "·", "group": int(j >= seen - first)} for j in range(seen)]
         rows.append({"label": f"pass {i + 1}", "cells": cells})
     return {
         "kind": "slots", "title": "What each pass computes without a cache", "rows": rows,
