@@ -1,10 +1,15 @@
-"""The memory calculator: pure Python, no torch, quick to import: names load on first use (PEP 562)."""
+"""The memory calculator: pure Python, no torch, quick to import: most names load on first use (PEP 562).
+
+The functions architecture() and estimate() share a name with their file, so they are bound here, after it is loaded.
+"""
 
 from importlib import import_module
 
+from .architecture import architecture
+from .estimate import estimate
+
 _HOME = {
     "Architecture": "architecture",
-    "architecture": "architecture",
     "model_config": "architecture",
     "ConfigError": "reading",
     "FORMATS": "formats",
@@ -12,7 +17,6 @@ _HOME = {
     "kv_formats": "formats",
     "number_format": "formats",
     "Estimate": "estimate",
-    "estimate": "estimate",
     "Fit": "capacity",
     "fits": "capacity",
     "kv_tokens": "capacity",
@@ -31,7 +35,7 @@ _HOME = {
     "explain": "logs",
     "parse_log": "logs",
 }
-__all__ = list(_HOME)
+__all__ = ["architecture", "estimate", *_HOME]
 
 
 def __getattr__(name: str):

@@ -98,7 +98,8 @@ def advise(model_or_config, memory, batch_size: int = 1, seq_len=1024, **options
             consider(f"window {WINDOW} + 4 sinks", price, "a sliding cache (StreamingLLM)", total(seq_len=kept))
         if arch.max_positions and isinstance(seq_len, int) and options.get("layout") == "reserved":
             consider("reserve what you use", "longer texts are refused", "--max-model-len", total(max_seq_len=longest))
-        offload = now.total_bytes - cache + cache // max(1, len(arch.layers)) * 2
+        two_layers = 2 * now.kv_cache_bytes // max(1, sum(layer.kept(1) for layer in arch.layers))
+        offload = now.total_bytes - now.kv_cache_bytes + two_layers  # the one at work and the one on its way
         price = "slower: a layer's cache crosses the bus for every token"
         consider("offload the cache", price, "cache_implementation='offloaded'", offload)
 

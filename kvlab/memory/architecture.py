@@ -10,12 +10,13 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from math import gcd
 from pathlib import Path
 
 from .heads import attention
 from .layer_types import layer_types
 from .layers import Attention, Both, Compressed, Cross, Layer, NoCache, Shared, State
-from .reading import ConfigError, find, flag, load_config, whole
+from .reading import ConfigError, check_whole, find, flag, load_config, whole
 from .runnable import model_config
 from .spellings import (
     CHUNK,
@@ -73,11 +74,11 @@ def architecture(source, mla: bool = True, windows: bool = True) -> Architecture
         return source
     config, nested, cross = _language_model(load_config(source))
     family = str(config.get("model_type") or "").lower()
+    if family in _REFUSED:
+        raise ConfigError(f"model_type {family!r} is not counted here: {_REFUSED[family]}")
     config, notes, known = _filled(config, family, nested)
     if known.get("role") == "encoder" and not config.get("is_decoder"):
         return Architecture(family, (NoCache(),) * whole(config, *DECODER_LAYERS), None, config, tuple(notes))
-    if family in _REFUSED:
-        raise ConfigError(f"model_type {family!r} is not counted here: {_REFUSED[family]}")
     n = _layer_count(config, family)
     types = layer_types(config, n, family, known)
     if not windows:
@@ -88,7 +89,7 @@ def architecture(source, mla: bool = True, windows: bool = True) -> Architecture
     if cross:
         layers += [Cross(x.kv_heads, x.head_dim, x.v_head_dim) for x in layers if isinstance(x, Attention)]
     fixed = whole(config, "max_source_positions", default=None) if family == "whisper" else None
-    heads = None if set(types) == {"state"} else whole(config, *DECODER_HEADS, default=None)
+    heads = None if set(types) == {"state"} else _query_heads(config)
     return Architecture(family, tuple(layers), heads, config, tuple(notes), fixed)
 
 
@@ -140,8 +141,11 @@ def _filled(config: dict, family: str, nested: bool) -> tuple[dict, list[str], d
         group = next((g for g in groups if key in g), (key,))
         if key in config or any(k in config for k in group) or group in essential:
             continue
-        if group is KV_HEADS and _contradicts_heads(filled, value):
-            continue
+        heads = next((config[k] for k in DECODER_HEADS if config.get(k) is not None), None)
+        if group is KV_HEADS and isinstance(heads, int) and heads % value and "kv_lora_rank" not in known["defaults"]:
+            raise ConfigError(
+                f"the file has no {key}, and the {value} of transformers' class do not divide {heads} heads"
+            )
         filled[key] = value
         if group in groups[:6] and not (config.get("kv_lora_rank") and group in (KV_HEADS, HEAD_DIM)):
             assumed.append(f"{key}={value}")
@@ -150,11 +154,6 @@ def _filled(config: dict, family: str, nested: bool) -> tuple[dict, list[str], d
     if assumed:
         notes.append(f"not in the file, so taken from transformers' {family} class: {', '.join(assumed)}")
     return filled, notes, known
-
-
-def _contradicts_heads(config: dict, kv_heads: int) -> bool:
-    heads = find({k: config.get(k) for k in DECODER_HEADS[:1]}, *DECODER_HEADS)[1]
-    return isinstance(heads, int) and heads % kv_heads != 0
 
 
 def _layer_count(config: dict, family: str) -> int:
@@ -170,6 +169,14 @@ def _layer_count(config: dict, family: str) -> int:
         if config.get(name) is not None:
             return whole(config, name)
     return whole(config, *DECODER_LAYERS)
+
+
+def _query_heads(config: dict) -> int | None:
+    """What tensor parallelism must divide: the query heads, or what those of all layers have in common."""
+    value = next((config[k] for k in DECODER_HEADS if config.get(k) is not None), None)
+    if isinstance(value, list):
+        return gcd(*(check_whole("num_attention_heads", n, 0) for n in value))
+    return whole(config, *DECODER_HEADS[:2], default=None) or whole(config, *DECODER_HEADS, default=None)
 
 
 def _passes(config: dict, n: int) -> list[int]:

@@ -8,6 +8,7 @@ different formats and tensor parallelism all come out of the same sum. Loads no 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from .architecture import Architecture, architecture
@@ -109,13 +110,14 @@ def estimate(
         warnings.append(
             "the cross-attention cache is not counted: it depends on the input alone; state its tokens with encoder_len"
         )
+    alike, rows = Counter(arch.layers), Counter(stored)  # most layers and rows are alike: each kind is worked out once
     kv = sum(
-        layer.kv_bytes(cross if layer.kind == "cross" else tokens, k, v, tp, block)
-        for layer in arch.layers
-        for tokens in stored
+        n * m * layer.kv_bytes(cross if layer.kind == "cross" else tokens, k, v, tp, block)
+        for layer, n in alike.items()
+        for tokens, m in rows.items()
     )
-    state = batch_size * sum(layer.state_bytes(tp) for layer in arch.layers)
-    per_token = sum(layer.kv_bytes(1, k, v, tp) for layer in arch.layers if layer.kind != "cross")
+    state = batch_size * sum(n * layer.state_bytes(tp) for layer, n in alike.items())
+    per_token = sum(n * layer.kv_bytes(1, k, v, tp) for layer, n in alike.items() if layer.kind != "cross")
 
     if params is not None:
         check_whole("params", params)

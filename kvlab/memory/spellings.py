@@ -13,7 +13,7 @@ LAYERS = (
     "layers",
 )
 DECODER_LAYERS = ("decoder_layers", "num_decoder_layers", *LAYERS)
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "num_query_heads")
 DECODER_HEADS = ("decoder_attention_heads", "num_decoder_attention_heads", *HEADS)
 KV_HEADS = (
     "num_key_value_heads",

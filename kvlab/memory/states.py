@@ -69,10 +69,13 @@ def _gated_delta_net(config: dict) -> State:
 
 def _kimi(config: dict) -> State:
     """Kimi delta attention: a square matrix a head; one convolution each over q, k and v."""
-    inner = config.get("linear_attn_config") or {}
-    heads = whole({**config, **inner}, "linear_num_heads", *(["num_heads"] if inner else []))
-    dim = whole({**config, **inner}, "linear_head_dim", *(["head_dim"] if inner else []))
-    conv = whole({**config, **inner}, "linear_conv_kernel_dim", "short_conv_kernel_size") - 1
+    own = config.get("linear_attn_config")  # the published files nest them, transformers' own do not
+    if own:
+        heads, dim, width = whole(own, "num_heads"), whole(own, "head_dim"), whole(own, "short_conv_kernel_size")
+    else:
+        heads, dim = whole(config, "linear_num_heads"), whole(config, "linear_head_dim")
+        width = whole(config, "linear_conv_kernel_dim")
+    conv = width - 1
     return State(((heads, dim * dim + 3 * conv * dim),))
 
 
