@@ -9,6 +9,7 @@ different formats and tensor parallelism all come out of the same sum. Loads no 
 from __future__ import annotations
 
 from collections import Counter
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from .architecture import Architecture, architecture
@@ -96,7 +97,7 @@ def estimate(
     """
     arch, name, known_params = resolve(model_or_config, mla, windows)
     lengths = _lengths(batch_size, seq_len)
-    batch_size = len(lengths)
+    batch_size = lengths.total()
     tp = check_whole("tensor_parallel", tensor_parallel)
     if arch.query_heads and arch.query_heads % tp:
         raise ConfigError(f"tensor_parallel={tp} does not divide the model's {arch.query_heads} attention heads")
@@ -133,13 +134,13 @@ def estimate(
     if cache is not None:
         if cache == "paged":
             cache_options = {"block_size": block_size, **cache_options}
-        held = held_bytes(arch, cache, lengths, k, **cache_options)
+        held = held_bytes(arch, cache, list(lengths.elements()), k, **cache_options)
     elif cache_options:
         raise ConfigError(f"estimate has no option {next(iter(cache_options))!r}; options of a cache need cache=kind")
     return Estimate(
         model=name,
         batch_size=batch_size,
-        seq_len=lengths[0] if len(set(lengths)) == 1 else tuple(lengths),
+        seq_len=max(lengths) if len(lengths) == 1 else tuple(seq_len),
         kv_dtype=k.name if k == v else f"{k.name}:{v.name}",
         weights_dtype=w.name,
         tensor_parallel=tp,
@@ -173,35 +174,35 @@ def resolve(model_or_config, mla: bool = True, windows: bool = True) -> tuple[Ar
     return arch, str(arch.config.get("_name_or_path") or arch.family or "configuration"), None
 
 
-def _lengths(batch_size, seq_len) -> list[int]:
-    """One length a sequence."""
+def _lengths(batch_size, seq_len) -> Counter:
+    """{length: how many sequences have it}."""
     check_whole("batch_size", batch_size)
     if isinstance(seq_len, list | tuple):
         if not seq_len:
             raise ConfigError("seq_len is an empty list; give one length a sequence")
         if batch_size not in (1, len(seq_len)):
             raise ConfigError(f"batch_size={batch_size} contradicts the {len(seq_len)} lengths in seq_len")
-        return [check_whole("seq_len", n) for n in seq_len]
-    return [check_whole("seq_len", seq_len)] * batch_size
+        return Counter(check_whole("seq_len", n) for n in seq_len)
+    return Counter({check_whole("seq_len", seq_len): batch_size})
 
 
-def _stored(lengths, layout, block_size, max_seq_len, arch) -> tuple[list[int], int]:
-    """(tokens for which each row has room, tokens a block)."""
+def _stored(lengths: Counter, layout, block_size, max_seq_len, arch) -> tuple[Counter, int]:
+    """({tokens for which a row has room: how many rows}, tokens a block)."""
     if layout not in LAYOUTS:
         raise ConfigError(f"layout={layout!r} is not one of {', '.join(LAYOUTS)}")
     if layout == "paged":
         return lengths, check_whole("block_size", block_size)
     if layout == "padded":
-        return [max(lengths)] * len(lengths), 1
+        return Counter({max(lengths): lengths.total()}), 1
     room = arch.max_positions if max_seq_len is None else check_whole("max_seq_len", max_seq_len)
     if room is None:
         raise ConfigError("layout='reserved' needs max_seq_len: the configuration does not state its largest position")
     if room < max(lengths):
         raise ConfigError(f"seq_len={max(lengths)} is longer than the {room} tokens reserved for each sequence")
-    return [room] * len(lengths), 1
+    return Counter({room: lengths.total()}), 1
 
 
-def _activations(arch: Architecture, lengths: list[int], tp: int) -> int:
+def _activations(arch: Architecture, lengths: Counter, tp: int) -> int:
     """An allowance, not a measurement: one layer's widest tensors for a chunk of prompt, and fp32 logits of one step.
 
     With attention that never builds the tokens x tokens matrix (SDPA, FlashAttention).
@@ -211,6 +212,7 @@ def _activations(arch: Architecture, lengths: list[int], tp: int) -> int:
         return 0
     ffn = find({k: v for k, v in arch.config.items() if isinstance(v, int)}, *FFN)[1] or 4 * hidden
     vocab = find(arch.config, *VOCAB)[1] or 0
-    tokens = min(sum(lengths), max(PREFILL_TOKENS, len(lengths)))
+    rows = lengths.total()
+    tokens = min(sum(n * times for n, times in lengths.items()), max(PREFILL_TOKENS, rows))
     wide = 4 * hidden + -(-(2 * ffn + 2 * hidden) // tp)
-    return 2 * tokens * wide + 4 * len(lengths) * round_up(vocab, tp) // tp
+    return 2 * tokens * wide + 4 * rows * round_up(vocab, tp) // tp
