@@ -1,9 +1,9 @@
 """What went wrong elsewhere, each as a test named after the symptom that people saw.
 
 The docstrings say in a sentence or two what happened, and in which public project's issue or pull request to read it.
-Two well-known failures belong to other parts and are held there: an eviction policy that throws out the newest token, and
-a preempted request that resumes wrongly. Slow decoding is held by counted tokens and bytes, never by seconds. Reordering
-for beam search is here, though beam search itself is not.
+Two well-known failures belong to other parts: an eviction policy that throws out the newest token, and a preempted
+request that resumes wrongly. Slow decoding is held by counted tokens and bytes, never by seconds. Reordering for beam
+search is here, though beam search itself is not.
 """
 
 import numpy as np

@@ -1,6 +1,8 @@
 """Planted bugs must fail the very assertions that the real caches pass: a check that cannot fail proves nothing."""
 
 import pytest
+import test_properties
+import test_rollback
 import torch
 from cases import check_fork, check_prefix
 from oracles import assert_equals_oracle, ids_for, in_chunks, rule_of, toy
@@ -36,7 +38,15 @@ CHECKS = {
     "turned sinks": lambda: hold("sliding", TURNED),
     "fork": lambda: check_fork(lambda: make_cache("paged", MODEL, 1, 40, block_size=4, num_blocks=20), MODEL),
     "prefix": lambda: check_prefix(MODEL),
+    "neighbours": lambda: test_properties.test_a_row_that_went_wrong_does_not_poison_its_neighbours("paged"),
+    **{f"rollback of {kind}": (lambda kind=kind: roll_back(kind)) for kind in ("growing", *OPTIONS, "turned sinks")},
 }
+
+
+def roll_back(kind: str) -> None:
+    setup = ("sliding", TURNED) if kind == "turned sinks" else (kind, OPTIONS.get(kind, {}))
+    for held in (6, 7, 8, 9, 11):
+        test_rollback.test_as_before_the_call(setup, held, 1)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -144,6 +154,21 @@ def wrong_table(self, device, table_tensor=PagedCache._table_tensor):
     return table_tensor(self, device).flip(1)
 
 
+def undo_the_ring_alone(self, step, undo=SlidingWindowCache._undo):
+    sinks, self.sink_k = self.sink_k, {}
+    undo(self, step)
+    self.sink_k = sinks
+
+
+def filled_with_block_0(self, device):
+    longest = max(len(row.table) for row in self.rows)
+    return torch.tensor([row.table + [0] * (longest - len(row.table)) for row in self.rows])
+
+
+def nothing(self, *args):
+    """In place of a method that undoes or cleans."""
+
+
 def chain_without_parent(before, ids, chain=BlockPool.chain):
     return chain(b"", ids)
 
@@ -179,6 +204,16 @@ BUGS = {
     "empty part of a block is attended to": ("paged", [(paged_module, "slot_is_position", empty_is_zero)]),
     "copy on write forgotten": ("fork", [(Row, "shared_tail", lambda self: None)]),
     "prefix hash without its parent": ("prefix", [(BlockPool, "chain", staticmethod(chain_without_parent))]),
+    "short tables filled with another row's block": (
+        "neighbours",
+        [(PagedCache, "_table_tensor", filled_with_block_0)],
+    ),
+    "used blocks not cleared": ("neighbours", [(BlockPool, "clear", nothing)]),
+    "a failed step stays, growing": ("rollback of growing", [(GrowingCache, "_undo", nothing)]),
+    "a failed step stays, sliding": ("rollback of sliding", [(SlidingWindowCache, "_undo", nothing)]),
+    "a failed step stays, quantized": ("rollback of quantized", [(QuantizedCache, "_undo", nothing)]),
+    "a failed step stays, paged": ("rollback of paged", [(PagedCache, "_undo", nothing)]),
+    "sinks stay turned": ("rollback of turned sinks", [(SlidingWindowCache, "_undo", undo_the_ring_alone)]),
     "prefix hash of one token": ("prefix", [(BlockPool, "chain", staticmethod(chain_without_order))]),
 }
 

@@ -130,18 +130,18 @@ def test_a_row_that_went_wrong_does_not_poison_its_neighbours(kind):
 
         options = {"sliding": {"window": 4}, "quantized": {"group_size": 2, "residual_length": 2}}
         options = {**options, "paged": {"block_size": 4, "num_blocks": 4}}.get(kind, {})
-        bad, good = [1, 7, 3, 4, 5, 6, 8, 9, 10], [1, 2, 3]
+        bad, good = [1, 7, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13], [1, 2, 3]
         cache = make_cache(kind, model, 2, 20, **options)
         with torch.no_grad():
-            logits = call(model, cache, [bad, good], [0, 0])
-            assert torch.isnan(logits[0]).any()
-            assert_logits(logits[1], dense_logits(model, good, rule_of(kind, options)), what="beside a bad row")
+            logits = call(model, cache, [good, bad], [0, 0])
+            assert torch.isnan(logits[1]).any()
+            assert_logits(logits[0], dense_logits(model, good, rule_of(kind, options)), what="beside a bad row")
             if kind == "paged":  # its blocks go to another row
                 cache.free_row(0)
                 cache.add_row()
                 cache.free_row(0)
-                got = call(model, cache, [good + [4, 5]], [0])
-                assert_logits(got[0], dense_logits(model, good + [4, 5]), what="in a used block")
+                got = [call(model, cache, [[token]], [p])[0] for p, token in enumerate(range(10, 20))]
+                assert_logits(torch.cat(got), dense_logits(model, list(range(10, 20))), what="in a used block")
     finally:
         with torch.no_grad():
             model.embed_tokens.weight[7] = kept
