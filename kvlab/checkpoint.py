@@ -106,10 +106,15 @@ def empty_model(config: ModelConfig, dtype: torch.dtype, device) -> GPT:
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """torch.empty, which makes every parameter, gives shapes without memory; all other tensors are real."""
+    """torch.empty, which makes every parameter, gives shapes without memory; all other tensors are real.
+
+    nn.Embedding's own normal_ is left out: there is nothing to fill, and on shapes alone it would import torch._dynamo.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
+        if func is torch.nn.init.normal_:
+            return kwargs.get("tensor", args[0] if args else None)
         if func is torch.empty:
             kwargs["device"] = "meta"
         return func(*args, **kwargs)
@@ -143,7 +148,10 @@ def fill(model: GPT, weights: dict[str, Stored]) -> None:
         if not torch.equal(*twins):
             raise CheckpointError("lm_head.weight differs from embed_tokens.weight, but tie_word_embeddings is true")
     for name, param in params.items():
-        param.copy_(weights[name].load())
+        tensor = weights[name].load()
+        if param.dim() == 2 and not param.is_contiguous():  # stored by columns: torch has a fast path for it this way
+            param, tensor = param.t(), tensor.t()
+        param.copy_(tensor)
 
 
 def save_pretrained(model: GPT, folder, tokenizer=None) -> Path:
