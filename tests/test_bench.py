@@ -119,10 +119,11 @@ def test_json_holds_the_raw_times(capsys, monkeypatch, tmp_path):
     assert json.loads((tmp_path / "bench.json").read_text())["model"] == "toy"
 
 
-def test_threads_are_given_back(model):
-    before = torch.get_num_threads()
-    bench.run(model, ["full"], threads=max(1, before - 1), **SMALL)
-    assert torch.get_num_threads() == before
+def test_threads_are_as_asked_during_the_run_and_given_back_after_it(model, monkeypatch):
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr(bench, "_run", lambda *args: seen.append(torch.get_num_threads()))
+    bench.run(model, ["full"], threads=before + 1, **SMALL)
+    assert (seen, torch.get_num_threads()) == ([before + 1], before)
 
 
 @pytest.mark.parametrize(
