@@ -50,7 +50,8 @@ class Number:
 class Function:
     """The answer is a function, tried on cases. names: what each number of its result is called.
 
-    mistakes: (function, sentence) pairs: a wrong function that fits all of the reader's results explains them.
+    mistakes: (function, sentence) pairs: a wrong function that fits all of the reader's results, or all values of one
+    number, explains them. confusions: the same, where only the whole result counts (numbers swapped, say).
     """
 
     title: str
@@ -61,6 +62,7 @@ class Function:
     well_done: str
     hints: tuple[str, ...]
     mistakes: tuple[tuple[Callable[..., tuple], str], ...] = ()
+    confusions: tuple[tuple[Callable[..., tuple], str], ...] = ()
 
     def check(self, given) -> tuple[bool, list[str]]:
         if not callable(given):
@@ -81,7 +83,7 @@ class Function:
         truths = [tuple(self.answer(*case)) for case in self.cases]
         if results == truths:
             return True, [self.well_done]
-        for wrong, sentence in self.mistakes:
+        for wrong, sentence in self.confusions + self.mistakes:
             if results == [tuple(wrong(*case)) for case in self.cases]:
                 return False, [sentence[0].upper() + sentence[1:]]
         for i, part in enumerate(self.names):  # one of the numbers may be right, or wrong in a known way
@@ -149,4 +151,4 @@ def _kind(x) -> str:
 
 
 def _show(x) -> str:
-    return f"{x:,.0f}" if x == int(x) else f"{x:,.4g}" if math.isfinite(x) else str(x)
+    return str(x) if not math.isfinite(x) else f"{x:,.0f}" if x == int(x) else f"{x:,.4g}"

@@ -89,7 +89,6 @@ def _sum(p, n):
 
 
 ROW_MISTAKES = (
-    (lambda p, n: (p + n - 1, _sum(p, n)), "The two numbers are swapped: the cache saves work, it does not add any."),
     (lambda p, n: (_sum(p, n) + n, p + n), "off by one: the last new token is never fed back, nobody asks what "
      "follows it. So the pass that writes new token i (from 0) has prompt + i rows at most."),
     (lambda p, n: (n, n), "you counted forward passes; each pass computes as many rows as it is fed tokens."),
@@ -170,6 +169,7 @@ EXERCISES: dict[str, Number | Function | CacheClass] = {
             "1 + 2 + ... + (new - 1) is new * (new - 1) // 2.",
         ),
         ROW_MISTAKES,
+        confusions=((lambda p, n: (p + n - 1, _sum(p, n)), "the numbers are swapped: the cache saves work."),),
     ),
     "01.2": CacheClass(
         "Write a cache: a class whose append(layer, k, v, pos) keeps everything and returns a kvlab.View of it.",

@@ -130,16 +130,16 @@ class Race:
         first = min((x for x in self.lanes if x.finished), key=lambda x: x.now, default=None)
         if first is None:
             return f"No lane finished within {theme.seconds(self.seconds)}."
-        words = [f"{theme.style(first.variant).name}: {len(first.tokens)} tokens after {theme.seconds(first.now)}"]
+        words = [f"{theme.style(first.variant).name}: {len(first.tokens)} tokens after {theme.seconds(first.now)}."]
         for lane in self.lanes:
             if lane is not first:
                 then = sum(t <= first.now for t in lane.clock)
-                end = "stopped by the time limit" if lane.stopped else "done"
+                end = "stopped by the time limit" if lane.stopped else "finished"
                 words.append(
-                    f"at that moment {theme.style(lane.variant).name} had {then}; it was {end} after "
-                    f"{theme.seconds(lane.now)} with {len(lane.tokens)}"
+                    f"{theme.style(lane.variant).name}: {then} by then, {end} with {len(lane.tokens)} "
+                    f"after {theme.seconds(lane.now)}."
                 )
-        return "; ".join(words) + "."
+        return " ".join(words)
 
     def __str__(self):
         parts = []

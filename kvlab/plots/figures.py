@@ -38,14 +38,18 @@ class Picture(Figure):
         return f"{pictures.describe(self.data)} {self.sentence}".strip()
 
     def png(self) -> bytes:
-        """The picture as a PNG of 32 colours (128 with a heat map): a quarter of the bytes, no visible difference."""
+        """The picture as a PNG of a few colours: a quarter of the bytes, and the theme's colours exact."""
         from PIL import Image
 
         raw, small = io.BytesIO(), io.BytesIO()
-        panels = [p for column in pictures.columns(self.data) for p in column] if "panels" in self.data else [self.data]
-        colors = 128 if any(p.get("kind") == "heatmap" for p in panels) else 32
         self.savefig(raw, format="png", dpi=DPI)
-        Image.open(raw).convert("RGB").quantize(colors, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+        image = Image.open(raw).convert("RGB")
+        panels = [p for column in pictures.columns(self.data) for p in column] if "panels" in self.data else [self.data]
+        if any(p.get("kind") == "heatmap" for p in panels):
+            image = image.quantize(128, dither=Image.Dither.NONE)
+        else:
+            image = _few_colors(image)
+        image.save(small, "png", optimize=True)
         return small.getvalue()
 
     def _repr_mimebundle_(self, include=None, exclude=None):
@@ -55,6 +59,21 @@ class Picture(Figure):
             {"image/png": base64.b64encode(self.png()).decode(), "text/plain": self.alt},
             {"image/png": size, "alt": self.alt},
         )
+
+
+def _few_colors(image, most: int = 40):
+    """The image in its most frequent colours, the others as the nearest of these. (A median cut mixes thin lines.)"""
+    import numpy as np
+    from PIL import Image
+
+    pixels = np.asarray(image).astype(np.int32) @ (1 << 16, 1 << 8, 1)
+    found, where, times = np.unique(pixels, return_inverse=True, return_counts=True)
+    rgb = np.stack((found >> 16, found >> 8 & 255, found & 255), 1)
+    palette = rgb[np.argsort(-times)[:most]]
+    nearest = ((rgb[:, None] - palette) ** 2).sum(2).argmin(1).astype(np.uint8)
+    small = Image.fromarray(nearest[where].reshape(pixels.shape))
+    small.putpalette(palette.astype(np.uint8).tobytes())
+    return small
 
 
 def draw(data: dict, size: tuple[float, float] | None = None) -> Picture:

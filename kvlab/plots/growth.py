@@ -38,7 +38,7 @@ def time_lines(
 
 def flop_lines(config: ModelConfig, window: int, lengths: Sequence[int], between: tuple[int, int], term: str) -> dict:
     """FLOPs of a whole generation from one token, in closed form; term: "total", "projections" or "attention"."""
-    names = {"none": "no cache", "full": "all kept (full, growing,\nquantized, paged)", "sliding": f"window {window}"}
+    names = {"none": "no cache", "full": "all kept", "sliding": f"window {window}"}
     series = []
     for kind, label in names.items():
         y = [getattr(cost.generation_flops(config, kind, 1, n, window), term) for n in lengths]
