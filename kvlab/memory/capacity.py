@@ -47,7 +47,7 @@ def fits(model_or_config, memory, batch_size: int = 1, seq_len=1024, **options) 
 def max_batch(model_or_config, memory, seq_len: int = 1024, **options) -> int | None:
     """The most sequences of seq_len tokens that fit; 0 when not even one does, None when there is no limit."""
     check_whole("seq_len", seq_len)
-    return _most(lambda n: bool(fits(model_or_config, memory, n, seq_len, **options)), batch=True)
+    return _most(lambda n: bool(fits(model_or_config, memory, n, seq_len, **options)))
 
 
 def max_seq_len(model_or_config, memory, batch_size: int = 1, **options) -> int | None:
@@ -69,15 +69,14 @@ def kv_tokens(model_or_config, kv_bytes: int, **options) -> int | None:
     return _most(enough)
 
 
-def _most(enough, batch: bool = False) -> int | None:
+def _most(enough) -> int | None:
     """The largest n with enough(n), found by doubling and halving: bytes grow with n."""
-    limit = 2**14 if batch else FARTHEST  # every sequence of a batch is counted one by one
     if not enough(1):
         return 0
     low = 1
-    while low < limit and enough(2 * low):
+    while low < FARTHEST and enough(2 * low):
         low *= 2
-    if low >= limit:
+    if low >= FARTHEST:
         return None
     high = 2 * low
     while high - low > 1:

@@ -9,7 +9,6 @@ different formats and tensor parallelism all come out of the same sum. Loads no 
 from __future__ import annotations
 
 from collections import Counter
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from .architecture import Architecture, architecture

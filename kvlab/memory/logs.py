@@ -143,6 +143,9 @@ def _implications(engine: str, findings, values: dict):
     if "blocks" in values:
         tokens = tokens or values["blocks"] * block
         yield f"{values['blocks']:,} blocks of {block} tokens hold {values['blocks'] * block:,} tokens."
+    if "block_mib" in values:
+        one = values["block_mib"] * MIB / block
+        yield f"{values['block_mib']} MiB for {block} tokens: {one:,.0f} bytes a token" + _named(_who(one, one))
     if "cpu_blocks" in values and values["cpu_blocks"]:
         low, high = 4 * GIB / (values["cpu_blocks"] + 1) / 16, 4 * GIB / values["cpu_blocks"] / 16
         yield (

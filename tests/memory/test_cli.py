@@ -166,10 +166,17 @@ LOGS = {
     "sglang": "KV Cache is allocated. #tokens: 104273, K size: 5.57 GB, V size: 5.57 GB",
     "tensorrt-llm": "[MemUsageChange] Allocated 68.69 GiB for max tokens in paged KV cache (643136).",
     "lmdeploy": "[TM][INFO] [BlockManager] block_size = 32 MB\n[TM][INFO] [BlockManager] max_block_count = 1037",
-    "torch": "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 14.74 GiB of which 12.12 MiB "
-    "is free. Of the allocated memory 14.10 GiB is allocated by PyTorch, and 480.66 MiB is reserved by PyTorch but unallocated",
+    "torch": "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 14.74 GiB of which "
+    "12.12 MiB is free. Of the allocated memory 14.10 GiB is allocated by PyTorch, and 480.66 MiB is reserved "
+    "by PyTorch but unallocated",
 }  # fmt: skip
-NAMED = {"vllm": "Qwen3-14B", "llama.cpp": "Phi-3-mini", "sglang": "Qwen3-0.6B", "tensorrt-llm": "Qwen3-0.6B"}
+NAMED = {
+    "lmdeploy": "Llama-2-7b",
+    "vllm": "Qwen3-14B",
+    "llama.cpp": "Phi-3-mini",
+    "sglang": "Qwen3-0.6B",
+    "tensorrt-llm": "Qwen3-0.6B",
+}
 
 
 @pytest.mark.parametrize("engine", LOGS)
@@ -205,7 +212,8 @@ def test_what_logs_imply():
         "GPU KV cache size: 882,851 tokens\nMaximum concurrency for 131,072 tokens per request: 9.99x"
     )
     assert "needs 4.16 GiB" in said(
-        "max seq len (34048), (4.16 GiB KV cache is needed, which is larger than the available KV cache memory (4.00 GiB)"
+        "max seq len (34048), (4.16 GiB KV cache is needed, which is larger than the "
+        "available KV cache memory (4.00 GiB)"
     )
 
 
@@ -221,7 +229,8 @@ def test_no_torch_and_no_rich_until_they_are_needed():
     code = (
         "import sys, kvlab.memory, kvlab.config; from kvlab.memory.cli import main; "
         "main(['llama-2-7b', '--gpu', 't4', '--json']); "
-        "bad = [m for m in ('torch', 'numpy', 'rich', 'transformers') if m in sys.modules]; sys.exit(str(bad) if bad else 0)"
+        "bad = [m for m in ('torch', 'numpy', 'rich', 'transformers') if m in sys.modules]; "
+        "sys.exit(str(bad) if bad else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
