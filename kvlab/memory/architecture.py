@@ -119,10 +119,10 @@ def _language_model(config: dict) -> tuple[dict, bool, bool]:
             cross = True
             if not any(k in config["decoder"] for k in (*DECODER_LAYERS, "model_type")):
                 return config, nested, cross
-        outer = {
-            k: v for k, v in config.items() if not isinstance(v, dict) and k in ("num_hidden_layers", "hidden_size")
-        }
-        config = {**({} if config[inside].get("model_type") else outer), **config[inside]}
+        keep = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+        if not config[inside].get("model_type"):
+            keep += ("num_hidden_layers", "hidden_size")
+        config = {**{k: config[k] for k in keep if config.get(k) is not None}, **config[inside]}
         nested = True
 
 

@@ -16,7 +16,7 @@ from .catalog import find_model
 from .formats import kv_formats, weight_format
 from .held import held_bytes
 from .layers import Layer, round_up
-from .params import parameter_count
+from .params import parameter_count, stored_format
 from .reading import ConfigError, check_whole, find
 from .spellings import FFN, HIDDEN, VOCAB
 
@@ -84,7 +84,8 @@ def estimate(
 
     model_or_config: a name in the catalog, a config dict, a config.json or its folder, a ModelConfig.
     seq_len:     tokens of each sequence, prompt and output; or a list with one length a sequence (a ragged batch).
-    kv_dtype:    one number format or "K:V", see formats.py. weights_dtype: default the configuration's own, or fp16.
+    kv_dtype:    one number format or "K:V", see formats.py.
+    weights_dtype: default the configuration's own (its quantization, else its dtype), or fp16.
     layout:      how a batch is stored. "padded": every row as long as the longest; "reserved": every row max_seq_len
                  (or the model's largest position) long; "paged": each row rounded up to blocks of block_size tokens.
     encoder_len: input tokens of an encoder-decoder: its cross-attention cache is fixed by them. mla, windows: False
@@ -123,7 +124,7 @@ def estimate(
         check_whole("params", params)
     else:
         params = known_params or parameter_count(arch)
-    w = weight_format(weights_dtype or str(find(arch.config, "torch_dtype", "dtype")[1] or "fp16"))
+    w = weight_format(weights_dtype or stored_format(arch.config))
     weights = None if params is None else -(-w.row_bytes(params) // tp)
     if weights is None:
         warnings.append("weights unknown: the configuration does not give the parameter count; state it with params")

@@ -54,6 +54,23 @@ def parameter_count(arch: Architecture) -> int | None:
     return embeddings + sum(mlp) + sum(attention)
 
 
+def stored_format(config: dict) -> str:
+    """The number format that the checkpoint's weights are stored in: its quantization, its dtype, or fp16."""
+    quantized = config.get("quantization_config")
+    if isinstance(quantized, dict):
+        method = str(quantized.get("quant_method") or "").lower()
+        bits = quantized.get("bits") or quantized.get("w_bit")
+        if method in ("fp8", "mxfp4"):
+            return method
+        if quantized.get("load_in_4bit"):
+            return "nf4"
+        if bits == 8 or quantized.get("load_in_8bit"):
+            return "int8"
+        if bits == 4 or method in ("awq", "gptq"):
+            return "int4"
+    return str(config.get("dtype") or config.get("torch_dtype") or "fp16")
+
+
 def _tied(config: dict, family: str) -> bool:
     tied = config.get("tie_word_embeddings")
     return tied if isinstance(tied, bool) else family.startswith(("gemma", "gpt2", "bloom", "opt", "falcon", "cohere"))

@@ -56,6 +56,25 @@ def test_weights_in_their_formats():
     assert 4.8 < weight_format("q4_k_m").bits < 4.9 and weight_format("q6_k").bits == pytest.approx(6.5625)
 
 
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        ({}, "fp16"),
+        ({"torch_dtype": "bfloat16"}, "bf16"),
+        ({"dtype": "float32"}, "fp32"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}, "torch_dtype": "float16"}, "int4"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, "int8"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "nf4"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8_e4m3"),
+    ],
+)
+def test_weights_as_the_checkpoint_stores_them(stored, name):
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    assert estimate({**config, **stored}).weights_dtype == name
+    assert estimate({"text_config": {**config}, **stored}).weights_dtype == name
+    assert estimate({**config, **stored}, weights_dtype="int8").weights_dtype == "int8"
+
+
 def test_weights_that_are_not_known():
     bare = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     bare["model_type"] = "brand_new"  # no class defaults for its width or vocabulary
