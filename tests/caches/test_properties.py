@@ -136,12 +136,12 @@ def test_a_row_that_went_wrong_does_not_poison_its_neighbours(kind):
             logits = call(model, cache, [good, bad], [0, 0])
             assert torch.isnan(logits[1]).any()
             assert_logits(logits[0], dense_logits(model, good, rule_of(kind, options)), what="beside a bad row")
-            if kind == "paged":  # its blocks go to another row
-                cache.free_row(0)
+            if kind == "paged":  # its blocks go to other rows
+                cache.free_row(1)
                 cache.add_row()
-                cache.free_row(0)
-                got = [call(model, cache, [[token]], [p])[0] for p, token in enumerate(range(10, 20))]
-                assert_logits(torch.cat(got), dense_logits(model, list(range(10, 20))), what="in a used block")
+                got = call(model, cache, [[4, 5, 6, 8, 9], [2]], [3, 0])
+                assert_logits(got[0], dense_logits(model, good + [4, 5, 6, 8, 9])[3:], what="in a used block")
+                assert_logits(got[1], dense_logits(model, [2]), what="in a used block, partly filled")
     finally:
         with torch.no_grad():
             model.embed_tokens.weight[7] = kept
