@@ -1,7 +1,7 @@
 """Draws figures/: python -m kvlab.gallery [NAME ...]   (or make figures)
 
 Each picture is a PNG for the README, slides and GitHub; a picture of lines is a page as well, to hover and zoom in a
-browser without a kernel. What is drawn here is computed, not timed, so every machine draws the same.
+browser without a kernel; PAGES are pages alone. All is computed, not timed, so every machine draws the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from .config import ModelConfig
-from .plots import figures
+from .plots import figures, memory_page
 from .plots.explorers import CostExplorer, MemoryExplorer
 from .plots.growth import flop_lines
 from .plots.interactive import plotly_lines
@@ -34,13 +34,17 @@ PICTURES = {
     "flops": lambda: _flops("total", "FLOPs to write a text with SmolLM2-135M"),
     "attention": lambda: _flops("attention", "Attention's share of the FLOPs, SmolLM2-135M"),
 }
+PAGES = {"memory_explorer": memory_page.page}
 
 
 def draw(name: str, folder: Path = FOLDER) -> list[Path]:
-    """Writes figures/NAME.png, and NAME.html where the picture is of kind "lines". Returns the paths."""
-    if name not in PICTURES:
-        raise ValueError(f"no picture {name!r}; there are {', '.join(PICTURES)}")
+    """Writes figures/NAME.png, and NAME.html where the picture is of kind "lines" or a page. Returns the paths."""
+    if name not in PICTURES and name not in PAGES:
+        raise ValueError(f"no picture {name!r}; there are {', '.join([*PICTURES, *PAGES])}")
     folder.mkdir(exist_ok=True)
+    if name in PAGES:
+        (folder / f"{name}.html").write_text(PAGES[name](), encoding="utf-8")
+        return [folder / f"{name}.html"]
     data = PICTURES[name]()
     written = [folder / f"{name}.png"]
     written[0].write_bytes(figures.draw(data).png())
@@ -53,7 +57,7 @@ def draw(name: str, folder: Path = FOLDER) -> list[Path]:
 
 def main(names: list[str]) -> int:
     try:
-        for name in names or PICTURES:
+        for name in names or [*PICTURES, *PAGES]:
             print(*(path.name for path in draw(name)))
     except ValueError as error:
         print(error, file=sys.stderr)
