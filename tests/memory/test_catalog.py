@@ -113,6 +113,16 @@ def test_variants_share_a_shape(name, entry):
     assert find_model(name)["name"] == entry
 
 
+def test_names_that_look_alike_are_kept_apart():
+    """The first Command-R has 64 KV heads, its refresh 8; GLM-Z1's Rumination 8 where GLM-Z1 has 2."""
+    assert (
+        find_model("command-r-v01")["kv_bytes_per_token"] == 8 * find_model("command-r-08-2024")["kv_bytes_per_token"]
+    )
+    assert (
+        find_model("glm-z1-rumination-32b")["kv_bytes_per_token"] == 4 * find_model("glm-z1-32b")["kv_bytes_per_token"]
+    )
+
+
 def test_a_card_by_its_full_name():
     assert find_gpu("NVIDIA GeForce RTX 4090") is find_gpu("rtx4090") is find_gpu("4090")
     assert find_gpu("Tesla T4")["memory_mib"] == 15360
@@ -122,7 +132,7 @@ def test_a_card_by_its_full_name():
     ("call", "words"),
     [
         (lambda: find_model("lama-2-7b"), "did you mean meta-llama/Llama-2-7b-hf"),
-        (lambda: find_model("command-r-08-2024"), "command-r"),  # 8 KV heads, where v01 has 64: not the same name
+        (lambda: find_model("command-r-09-2025"), "did you mean CohereForAI/c4ai-command-r"),  # no guess from its kin
         (lambda: find_model(" "), "empty"),
         (lambda: find_gpu("h10"), "did you mean"),
         (lambda: find_gpu("zzz"), "no card named 'zzz'"),
