@@ -39,7 +39,7 @@ test-blanks: $(READY) ## run the notebooks as a reader first meets them, exercis
 	$(PYTEST) notebooks --ignore notebooks/solutions --nbmake --nbmake-timeout 900 --timeout 1500 --expect blanks $(ARGS)
 
 test-browser: $(READY) ## move the sliders of notebook 01 in JupyterLab and Chromium
-	KVLAB_BUDGET=quick $(PY) -m pytest tests/browser --expect browser $(ARGS)
+	$(PY) -m pytest tests/browser --expect browser $(ARGS)
 
 COLAB := .venv-colab
 $(COLAB)/.ready: pyproject.toml requirements-colab.txt requirements-nodeps.txt
