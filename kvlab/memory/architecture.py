@@ -139,8 +139,8 @@ def _filled(config: dict, family: str, nested: bool) -> tuple[dict, list[str], d
     filled, assumed = dict(config), []
     for key, value in known.get("defaults", {}).items():
         group = next((g for g in groups if key in g), (key,))
-        if key in config or any(k in config for k in group) or group in essential:
-            continue
+        if key in config or any(k in config for k in group) or group in essential or group is POSITIONS:
+            continue  # a class's largest position says nothing about a checkpoint's
         heads = next((config[k] for k in DECODER_HEADS if config.get(k) is not None), None)
         if group is KV_HEADS and isinstance(heads, int) and heads % value and "kv_lora_rank" not in known["defaults"]:
             raise ConfigError(

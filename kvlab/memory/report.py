@@ -62,6 +62,7 @@ def _print_advice(console, advice, gpu) -> None:
     table = Table("what would help", "saves GiB", "then GiB", "fits", "price, and how", box=None, pad_edge=False)
     for i in (1, 2):
         table.columns[i].justify = "right"
+    table.columns[4].overflow = "fold"
     for step in advice.steps:
         mark = Text("yes", style="green") if step.fits else Text("no")
         table.add_row(
