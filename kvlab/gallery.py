@@ -11,9 +11,10 @@ from pathlib import Path
 
 from .config import ModelConfig
 from .plots import figures, memory_page
-from .plots.explorers import CostExplorer, MemoryExplorer
+from .plots.explorers import CostExplorer
 from .plots.growth import flop_lines
 from .plots.interactive import plotly_lines
+from .plots.memory import MemoryExplorer
 
 FOLDER = Path(__file__).resolve().parent.parent / "figures"
 LENGTHS = [2**p for p in range(4, 18)]

@@ -1,4 +1,4 @@
-"""The explorers that need no measurement: what a generation costs, and what its cache holds."""
+"""The explorer of cost: what a generation costs with and without a cache, in closed form."""
 
 from __future__ import annotations
 
@@ -103,55 +103,3 @@ class CostExplorer(Explorer):
             f"{theme.bytes_(held['full'])}; a window of {window:,} holds {theme.bytes_(held['sliding'])}."
         )
         return {"kind": "panels", "title": "Predicted cost", "panels": [lines, [bars, memory]], "sentence": sentence}
-
-
-class MemoryExplorer(Explorer):
-    """Bytes of keys and values against length, for a full, a quantized and a sliding cache, under a memory limit.
-
-    Closed forms only (kvlab.cost): 2 x layers x KV heads x head_dim x bytes a number, for each token of each sequence.
-    """
-
-    def controls(self):
-        return {
-            "length": slider("length", [2**p for p in range(7, 18)], 4096, "tokens in each sequence", "tokens"),
-            "batch": slider("batch", [2**p for p in range(9)], 8, "sequences held at once"),
-            "layers": slider("layers", [8, 12, 16, 22, 24, 28, 32, 40, 48, 64, 80], 32, "num_hidden_layers"),
-            "kv_heads": slider("KV heads", [1, 2, 4, 8, 16, 32, 40, 64], 8, "num_key_value_heads"),
-            "head_dim": slider("head size", [64, 80, 96, 128, 256], 128, "head_dim: channels of one head"),
-            "bits": choice("quantized to", [("int8", 8), ("int4", 4), ("int2", 2)], 4, "bits a number, groups of 64"),
-            "window": slider("window", [2**p for p in range(6, 14)], 1024, "keys a sliding cache keeps", "tokens"),
-            "room": slider("memory left", [2**30 * g for g in (1, 2, 4, 8, 16, 24, 40, 64, 80)], 2**33,
-                           "what the weights leave of the card", "B"),
-        }  # fmt: skip
-
-    def data(self, values: dict) -> dict:
-        at, batch, window, room = (values[k] for k in ("length", "batch", "window", "room"))
-        heads, size = values["kv_heads"], values["head_dim"]
-        config = ModelConfig(hidden_size=heads * size, num_attention_heads=heads, head_dim=size,
-                             num_hidden_layers=values["layers"])  # fmt: skip
-        itemsize = {"full": 2, "quantized": cost.quantized_itemsize(values["bits"]), "sliding": 2}
-        lengths = sorted({int(2 ** (p / 2)) for p in range(14, 35)} | {at})
-
-        def held(kind, length):
-            return batch * cost.held_bytes(config, kind, length, window, itemsize[kind])
-
-        names = {"full": "full, fp16", "quantized": f"quantized, int{values['bits']}", "sliding": f"window {window:,}"}
-        limit = [{"label": f"memory left: {theme.bytes_(room)}", "value": room}]
-        lines = {
-            "kind": "lines", "title": f"Keys and values of {batch} sequence{'s' if batch > 1 else ''}", "at": at,
-            "series": [{"variant": k, "label": n, "x": lengths, "y": [held(k, t) for t in lengths], "points": False}
-                       for k, n in names.items()],
-            "x": {"label": "tokens in each sequence", "unit": "tokens", "scale": "log2"}, "limits": limit,
-            "y": {"label": "bytes held", "unit": "B", "scale": "log2"}, "weight": 1.35,
-        }  # fmt: skip
-        bars = {
-            "kind": "bars", "title": f"At {at:,} tokens each", "y": {"label": "bytes held", "unit": "B"},
-            "parts": ["held"], "bars": [{"variant": k, "label": n, "values": [held(k, at)]} for k, n in names.items()],
-            "limits": limit,
-        }  # fmt: skip
-        fits = int(room // held("full", 1))
-        sentence = (
-            f"Each token of each sequence takes {theme.bytes_(config.kv_bytes_per_token(), exact=True)} in fp16. "
-            f"{theme.bytes_(room)} hold {batch} full sequence{'s' if batch > 1 else ''} of up to {fits:,} tokens."
-        )
-        return {"kind": "panels", "title": "Memory", "panels": [lines, bars], "sentence": sentence}

@@ -11,7 +11,7 @@ import pytest
 from sample_pictures import BARS
 
 from kvlab.config import ModelConfig
-from kvlab.plots import explorers
+from kvlab.plots import explorers, memory
 from kvlab.plots.explorer import WIDGET_VIEW, Explorer, choice, slider
 
 
@@ -30,7 +30,7 @@ def toy(**kw):
     return Explorer(controls, data=area, **kw)
 
 
-ALL = [explorers.CostExplorer, explorers.MemoryExplorer]
+ALL = [explorers.CostExplorer, memory.MemoryExplorer]
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda k: k.__name__)
