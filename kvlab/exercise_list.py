@@ -6,6 +6,7 @@ A known mistake is written as the value, or the function, that it leads to, besi
 from __future__ import annotations
 
 from kvlab.exercise_kinds import CacheClass, Function, Number
+from kvlab.exercise_memory import MEMORY_EXERCISES
 
 # ---- notebook 00 ---------------------------------------------------------------------------------------------------
 
@@ -196,4 +197,5 @@ EXERCISES: dict[str, Number | Function | CacheClass] = {
         "tokens",
         tolerance=1,
     ),
+    **MEMORY_EXERCISES,
 }

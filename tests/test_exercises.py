@@ -37,6 +37,10 @@ RIGHT = {
     "01.1": rows,
     "01.2": Grows,
     "01.3": 3072,  # 2 * 576 * (2*576 + 2*192 + 3*1536) / (4 * 576)
+    "02.1": lambda layers, hidden, heads, kv, dim: 2 * layers * kv * (dim or hidden // heads) * 2,
+    "02.2": 61 * (512 + 64) * 2,
+    "02.3": lambda kv, tp: 80 * 2 * max(1, kv // tp) * 128 * 2,
+    "02.4": lambda s, full, sliding, window: s * full + min(s, window) * sliding,
 }
 
 
@@ -160,6 +164,33 @@ def test_wrong_functions_are_explained(wrong, words):
     verdict = kvlab.check_answer("01.1", wrong)
     assert not verdict.ok
     assert words in repr(verdict)
+
+
+@pytest.mark.parametrize(
+    "id, wrong, words",
+    [
+        ("02.1", lambda n, h, q, kv, d: 2 * n * h * 2, "hidden size"),
+        ("02.1", lambda n, h, q, kv, d: 2 * n * h, "two things are wrong"),
+        ("02.1", lambda n, h, q, kv, d: 2 * n * kv * (h // q) * 2, "guess for head_dim"),
+        ("02.1", lambda n, h, q, kv, d: 2 * n * q * (d or h // q) * 2, "query heads"),
+        ("02.1", lambda n, h, q, kv, d: n * kv * (d or h // q) * 2, "a factor 2"),
+        ("02.1", lambda n, h, q, kv, d: 2 * n * kv * d * 2, "raised TypeError"),  # d is None for most files
+        ("02.2", 2 * 70272, "stored once"),
+        ("02.2", 62464, "rotary part"),
+        ("02.2", 1748992, "ordinary attention"),
+        ("02.2", 4997120, "MLA switched off"),
+        ("02.3", lambda kv, tp: 40960 * kv // tp, "part of a head"),
+        ("02.3", lambda kv, tp: 40960 * kv, "nothing is divided"),
+        ("02.3", lambda kv, tp: 40960 * kv / tp, "part of a head"),
+        ("02.4", lambda s, f, w, n: s * (f + w), "window is ignored"),
+        ("02.4", lambda s, f, w, n: s * f, "left out"),
+        ("02.4", lambda s, f, w, n: s * f + n * w, "shorter than the window"),
+        ("02.4", lambda s, f, w, n: min(s, n) * (f + w), "all layers"),
+    ],
+)
+def test_the_bugs_of_calculators_are_explained(id, wrong, words):
+    verdict = kvlab.check_answer(id, wrong)
+    assert not verdict.ok and words.lower() in repr(verdict).lower(), verdict
 
 
 def test_no_known_mistake_of_a_function_is_right():
