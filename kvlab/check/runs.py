@@ -76,7 +76,7 @@ class TurnedSinks(OnePass):
         s = self.sinks
         angles = rope_angles((pos - (self.window + s - 1)).clamp(min=0), self.freq, k.dtype)
         k = torch.cat((rope(k[:, :, :s], angles), k[:, :, s:]), 2)
-        return View(k, v, torch.arange(k.shape[2]).expand(len(k), -1), self.window, s)
+        return View(k, v, torch.arange(k.shape[2], device=k.device).expand(len(k), -1), self.window, s)
 
 
 class Runs:

@@ -1,0 +1,7 @@
+"""python -m kvlab.gpu_check"""
+
+import sys
+
+from kvlab.gpu_check import main
+
+sys.exit(main())
