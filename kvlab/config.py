@@ -54,9 +54,9 @@ class ModelConfig:
             "num_attention_heads",
             "max_position_embeddings",
         ):
-            _positive(name, getattr(self, name))
+            check_int(name, getattr(self, name))
         fill("num_key_value_heads", self.num_attention_heads)
-        _positive("num_key_value_heads", self.num_key_value_heads)
+        check_int("num_key_value_heads", self.num_key_value_heads)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads={self.num_key_value_heads} must divide "
@@ -68,13 +68,13 @@ class ModelConfig:
                 "state head_dim to give heads another width"
             )
         fill("head_dim", self.hidden_size // self.num_attention_heads)
-        _positive("head_dim", self.head_dim)
+        check_int("head_dim", self.head_dim)
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even: RoPE turns pairs of channels")
         fill("intermediate_size", -(-self.hidden_size * 8 // 3 // 32) * 32)
-        _positive("intermediate_size", self.intermediate_size)
+        check_int("intermediate_size", self.intermediate_size)
         if self.sliding_window is not None:
-            _positive("sliding_window", self.sliding_window)
+            check_int("sliding_window", self.sliding_window)
         default = "full_attention" if self.sliding_window is None else "sliding_attention"
         fill("layer_types", (default,) * self.num_hidden_layers)
         object.__setattr__(self, "layer_types", tuple(self.layer_types))
@@ -109,8 +109,9 @@ class ModelConfig:
         return replace(self, **changes)
 
 
-def _positive(name: str, value) -> None:
+def check_int(name: str, value, least: int = 1) -> None:
+    """Raises TypeError or ValueError, naming the value, unless it is an int of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}={value!r} must be an int")
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1")
+    if value < least:
+        raise ValueError(f"{name}={value} must be at least {least}")

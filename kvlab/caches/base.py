@@ -23,6 +23,7 @@ from kvlab.caches.step import (  # noqa: F401  (what a cache file needs, it take
     plan_step,
     slot_is_position,
 )
+from kvlab.config import check_int
 
 
 class KVCache:
@@ -46,11 +47,9 @@ class KVCache:
     wants_weights = False  # True: the model calls observe(layer, weights) with this step's attention weights
 
     def __init__(self, batch_size: int = 1, max_length: int | None = None):
-        for name, value in (("batch_size", batch_size), ("max_length", max_length)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise TypeError(f"{name}={value!r} must be an int")
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        check_int("batch_size", batch_size)
+        if max_length is not None:
+            check_int("max_length", max_length)
         self.lengths = [0] * batch_size  # tokens seen by each row = position of its next token
         self.max_length = max_length
         self.dtype = self.device = None
@@ -76,9 +75,7 @@ class KVCache:
 
         Shorter rows are padded at the left with -1, so that the last column is each row's newest token.
         """
-        new = [lengths] * self.batch_size if isinstance(lengths, int) else [int(n) for n in lengths]
-        if len(new) != self.batch_size:
-            raise ValueError(f"lengths names {len(new)} rows, the cache has {self.batch_size}")
+        new = self._per_row("lengths", lengths)
         T = max(new)
         return torch.tensor([[-1] * (T - n) + list(range(s, s + n)) for s, n in zip(self.lengths, new)])
 
@@ -149,17 +146,14 @@ class KVCache:
 
     def rewind(self, n: int | list[int]) -> None:
         """Forget the newest n tokens of every row, or n[b] of row b. Raises RewindError past what can be undone."""
-        n = [n] * self.batch_size if isinstance(n, int) else [int(x) for x in n]
-        if len(n) != self.batch_size:
-            raise ValueError(f"rewind names {len(n)} rows, the cache has {self.batch_size}")
+        n = self._per_row("rewind", n)
         for row, (x, length) in enumerate(zip(n, self.lengths)):
             largest = self._largest_rewind(row)
             if x < 0:
                 raise ValueError(f"rewind by {x} tokens: n must be 0 or more")
             if x > largest:
-                raise RewindError(
-                    f"row {row} has {length} tokens and can forget at most {largest} of them, not {x}", largest
-                )
+                said = f"row {row} has {length} tokens and can forget at most {largest} of them, not {x}"
+                raise RewindError(said, largest)
         self._forget_step()
         lengths = [length - x for length, x in zip(self.lengths, n)]
         self._rewind(n)
@@ -210,6 +204,12 @@ class KVCache:
 
     def _largest_rewind(self, row: int) -> int:
         return self.lengths[row]
+
+    def _per_row(self, name: str, n: int | list[int]) -> list[int]:
+        each = [n] * self.batch_size if isinstance(n, int) else [int(x) for x in n]
+        if len(each) != self.batch_size:
+            raise ValueError(f"{name} names {len(each)} rows, the cache has {self.batch_size}")
+        return each
 
     def _plan(self, pos: Tensor) -> Step:
         return plan_step(pos, self.lengths)

@@ -33,7 +33,7 @@ class PagedCache(KVCache):
     ):
         if pool is not None and num_blocks is not None:
             raise ValueError(
-                f"num_blocks={num_blocks} and pool are given: the pool has its own {pool.num_blocks} blocks"
+                f"num_blocks={num_blocks} and a pool, which has its own {pool.num_blocks}: give one of them"
             )
         self.rows: list[Row] = []
         super().__init__(batch_size, max_length)
@@ -96,7 +96,6 @@ class PagedCache(KVCache):
         rows, columns = step.real
         pos = step.pos[rows, columns]
         self.at = self._table[rows, pos // bs] * bs + pos % bs  # slot of each new token in the pool
-        self.real = None if step.uniform else (rows, columns)
         self.view_pos = slot_is_position(step.after, max(step.after), device)
 
     def _table_tensor(self, device) -> Tensor:
@@ -111,12 +110,8 @@ class PagedCache(KVCache):
         parts = []
         for held, x in zip(self.pool.storage(layer, k, v), (k, v)):
             n_kv, _, bs, D = held.shape
-            new = (
-                x.transpose(0, 1).reshape(n_kv, -1, D)
-                if self.real is None
-                else x[self.real[0], :, self.real[1]].transpose(0, 1)
-            )
-            held.view(n_kv, -1, D).index_copy_(1, self.at, new)
+            new = x.transpose(1, 2).flatten(0, 1) if step.uniform else x[step.real[0], :, step.real[1]]  # (N, n_kv, D)
+            held.view(n_kv, -1, D).index_copy_(1, self.at, new.transpose(0, 1))
             blocks = held.index_select(1, self._table.flatten())  # (n_kv, B*longest, block_size, D)
             parts.append(blocks.view(n_kv, B, longest * bs, D).transpose(0, 1)[:, :, :n])
             self.bytes_copied += blocks.nbytes
@@ -156,21 +151,12 @@ class PagedCache(KVCache):
         At most len(ids) - 1: one token is left to compute. Feed the rest, ids[n:], as usual.
         """
         self._forget_step()
-        if self._row(row).length:
-            raise ValueError(
-                f"row {row} has {self._row(row).length} tokens already: a prefix is matched into an empty row"
-            )
         self._table = None
-        return self.rows[row].match_prefix([int(i) for i in ids])
+        return self._row(row).match_prefix([int(i) for i in ids])
 
     def commit(self, row: int, ids) -> None:
         """Register the row's full blocks, which hold `ids`, so that match_prefix can find them, even when freed."""
-        ids = [int(i) for i in ids]
-        if len(ids) < self._row(row).length:
-            raise ValueError(
-                f"row {row} has {self.rows[row].length} tokens, only {len(ids)} ids are given: name them all"
-            )
-        self.rows[row].commit(ids)
+        self._row(row).commit([int(i) for i in ids])
 
     def fork(self) -> PagedCache:
         """A second cache over the same pool, sharing every block."""

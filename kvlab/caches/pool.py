@@ -7,6 +7,8 @@ from collections import OrderedDict
 
 from torch import Tensor
 
+from kvlab.config import check_int
+
 
 class PoolExhausted(RuntimeError):
     """No free block is left. Nothing was allocated; every sequence is as it was."""
@@ -23,11 +25,8 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_size: int = 16):
-        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}={value!r} must be an int")
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        check_int("num_blocks", num_blocks)
+        check_int("block_size", block_size)
         self.num_blocks, self.block_size = num_blocks, block_size
         self.ref = [0] * num_blocks
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))

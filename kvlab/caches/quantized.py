@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from kvlab.attention import View
-from kvlab.caches.base import KVCache, RewindError, Step, check_length, slot_is_position  # noqa: F401
+from kvlab.caches.base import KVCache, Step, check_length, slot_is_position
 from kvlab.caches.codecs import make_codec
+from kvlab.config import check_int
 
 
 class QuantizedCache(KVCache):
@@ -39,11 +40,8 @@ class QuantizedCache(KVCache):
         head_dim: int | None = None,
     ):
         super().__init__(batch_size, max_length)
-        for name, value, least in (("group_size", group_size, 1), ("residual_length", residual_length, 0)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}={value!r} must be an int")
-            if value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
+        check_int("group_size", group_size)
+        check_int("residual_length", residual_length, 0)
         if key_axis not in ("channel", "token"):
             raise ValueError(f"key_axis={key_axis!r} must be 'channel' (KIVI) or 'token'")
         self.bits, self.key_axis = (k_bits, v_bits), key_axis
@@ -51,9 +49,7 @@ class QuantizedCache(KVCache):
         self.capacity = max_length // group_size * group_size  # tokens that can ever be sealed
         self.tail_slots = min(residual_length + group_size, max_length)  # token p lives in tail slot p % tail_slots
         self.codecs = self._codecs(head_dim, head_dim) if head_dim else None  # else at the first append
-        self.codes: dict[
-            int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-        ] = {}  # layer -> (K's, V's): codes, scale, zero
+        self.codes: dict[int, tuple] = {}  # layer -> (K's, V's), each (codes, scale, zero point)
         self.tail: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> (k, v), each (B, n_kv, tail_slots, D)
         self.sealed: dict[int, list[int]] = {}  # layer -> tokens sealed, per row
         self._saved: dict[int, tuple[list[int], tuple[Tensor, ...]]] = {}  # for _undo
@@ -63,9 +59,8 @@ class QuantizedCache(KVCache):
         return cls(batch_size, max_length, head_dim=model.config.head_dim, **options)
 
     def _codecs(self, k_dim: int, v_dim: int):
-        return make_codec(self.bits[0], self.key_axis, self.group, k_dim), make_codec(
-            self.bits[1], "token", self.group, v_dim
-        )
+        k = make_codec(self.bits[0], self.key_axis, self.group, k_dim)
+        return k, make_codec(self.bits[1], "token", self.group, v_dim)
 
     def sealed_at(self, p: int) -> int:
         """How many tokens the query at position p sees rounded."""

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from kvlab.attention import View, rope, rope_angles
-from kvlab.caches.base import KVCache, RewindError, Step, bytes_per_token  # noqa: F401
+from kvlab.caches.base import KVCache, Step, bytes_per_token
+from kvlab.config import check_int
 
 
 class SlidingWindowCache(KVCache):
@@ -33,11 +34,8 @@ class SlidingWindowCache(KVCache):
         rope_freq: Tensor | None = None,
     ):
         super().__init__(batch_size)  # max_length is accepted and not needed: the text may be endless
-        for name, value, least in (("window", window, 1), ("sinks", sinks, 0)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}={value!r} must be an int")
-            if value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
+        check_int("window", window)
+        check_int("sinks", sinks, 0)
         if sinks_at not in ("text", "cache"):
             raise ValueError(f"sinks_at={sinks_at!r} must be 'text' (absolute positions) or 'cache' (StreamingLLM)")
         if sinks_at == "cache" and sinks and rope_freq is None:
@@ -65,9 +63,7 @@ class SlidingWindowCache(KVCache):
         """The position that each slot holds after `lengths` tokens -> (B, slots), -1 = empty. The ring in one line."""
         n = torch.tensor(lengths, device=device)[:, None]
         slot = torch.arange(self.slots, device=device)
-        turns = (
-            (n - 1 - slot).div(self.window, rounding_mode="floor").clamp(min=0)
-        )  # times the ring has passed the slot
+        turns = ((n - 1 - slot) // self.window).clamp(min=0)  # times that the ring has passed the slot
         pos = torch.where(slot < self.sinks, slot, slot + turns * self.window)
         return torch.where(slot < n, pos, -1)
 

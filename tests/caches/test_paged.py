@@ -359,7 +359,7 @@ def test_a_random_walk_of_1000_operations():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="num_blocks=3 and pool are given: the pool has its own 4 blocks"):
+    with pytest.raises(ValueError, match="num_blocks=3 and a pool, which has its own 4"):
         PagedCache(1, num_blocks=3, pool=BlockPool(4))
     with pytest.raises(ValueError, match="block_size=0 must be at least 1"):
         paged(block_size=0)
