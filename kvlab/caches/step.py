@@ -52,12 +52,15 @@ class Step:
 
 
 def plan_step(pos: Tensor, lengths: list[int]) -> Step:
-    """The step that `pos` (B, T) describes. Raises ValueError unless each row goes on from its length."""
-    rows = pos.tolist()
-    if len(rows) != len(lengths):
+    """The step that `pos` (B, T) describes. Raises ValueError unless each row goes on from its length.
+
+    On the meta device, where tensors have sizes and no values, pos is taken for T next tokens in every row.
+    """
+    if len(pos) != len(lengths):
         raise ValueError(
-            f"{len(rows)} rows of tokens for a cache of {len(lengths)} rows: make it with batch_size={len(rows)}"
+            f"{len(pos)} rows of tokens for a cache of {len(lengths)} rows: make it with batch_size={len(pos)}"
         )
+    rows = [[*range(n, n + pos.shape[1])] for n in lengths] if pos.device.type == "meta" else pos.tolist()
     after = []
     for row, (start, columns) in enumerate(zip(lengths, rows)):
         real = [p for p in columns if p != -1]
