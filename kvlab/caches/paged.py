@@ -151,12 +151,18 @@ class PagedCache(KVCache):
         At most len(ids) - 1: one token is left to compute. Feed the rest, ids[n:], as usual.
         """
         self._forget_step()
+        if n := self._row(row).length:
+            raise ValueError(f"row {row} has {n} tokens already: a prefix is matched into an empty row")
         self._table = None
-        return self._row(row).match_prefix([int(i) for i in ids])
+        return self.rows[row].match_prefix([int(i) for i in ids])
 
     def commit(self, row: int, ids) -> None:
         """Register the row's full blocks, which hold `ids`, so that match_prefix can find them, even when freed."""
-        self._row(row).commit([int(i) for i in ids])
+        if len(ids) < self._row(row).length:
+            raise ValueError(
+                f"row {row} has {self.rows[row].length} tokens, only {len(ids)} ids are given: name them all"
+            )
+        self.rows[row].commit([int(i) for i in ids])
 
     def fork(self) -> PagedCache:
         """A second cache over the same pool, sharing every block."""
