@@ -208,6 +208,21 @@ class EmptySlots(Preallocated):
         return View(self.k[layer], self.v[layer], torch.arange(S).expand(len(self.pos[layer]), S), all_visible=True)
 
 
+@plant("Empty slots are visible", "moved on by every layer", "layer 1")
+class CountsEveryLayer(Preallocated):
+    n = 0
+
+    def append(self, layer, k, v, pos):
+        B, n, T, D = k.shape
+        if layer not in self.k:
+            self.k[layer], self.v[layer] = (x.new_zeros(B, n, 4 * self.max_length, D) for x in (k, v))
+        new = slice(self.n, self.n + T)
+        self.k[layer][:, :, new], self.v[layer][:, :, new] = k, v
+        self.n += T
+        S = self.n
+        return View(self.k[layer][:, :, :S], self.v[layer][:, :, :S], torch.arange(S).expand(B, S))
+
+
 @plant("The cache forgets", "only the last 8 keys", "0 to 3", "expect='window'")
 class ForgetsQuietly(Window):
     window = None
@@ -515,6 +530,26 @@ class ReturnsTuple(Reader):
 class PosOfNewOnly(Reader):
     def append(self, layer, k, v, pos):
         return View(*self.keep(layer, k, v, pos)[:2], pos)
+
+
+@plant("6 keys in view", "4 heads in view and append was given 2", "along dimension 2")
+class JoinsHeadsOfOneStore(Plain):
+    def append(self, layer, k, v, pos):
+        if 0 in self.held:
+            a, b, c = self.held[0]
+            k, v, pos = torch.cat((a, k), 1), torch.cat((b, v), 1), torch.cat((c, pos), 1)
+        self.held[0] = k, v, pos
+        return View(k, v, pos)
+
+
+@plant("Feeding 1 token after 6 raises RuntimeError: Sizes of tensors must match", "in append", "torch.cat")
+class JoinsHeads(Reader):
+    def append(self, layer, k, v, pos):
+        if layer in self.k:
+            k, v = torch.cat((self.k[layer], k), 1), torch.cat((self.v[layer], v), 1)
+            pos = torch.cat((self.pos[layer], pos), 1)
+        self.k[layer], self.v[layer], self.pos[layer] = k, v, pos
+        return View(k, v, pos)
 
 
 @plant("View.k has shape", "must be (B, n_kv, S, D)")

@@ -164,9 +164,15 @@ def rounded(e: Evidence) -> Finding | None:
 def empty(e: Evidence) -> Finding | None:
     bad = [j for j in e.wrong if not e.k[j].any() or not e.v[j].any()]
     if bad:
+        why = (
+            "Layer 0 was right: a counter that append moves on is moved on by every layer. Count once a step, in "
+            "advance(pos)."
+            if e.layer > 0
+            else "Give slots without a token position -1, or look at which slot you write to."
+        )
         return Finding(
             f"Empty slots are visible: where view.pos says {at(int(e.label[j]) for j in bad)} there are zeros, nothing "
-            "has been written. Give slots without a token position -1, or look at which slot you write to."
+            f"has been written. {why}"
         )
 
 

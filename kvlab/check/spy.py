@@ -91,7 +91,7 @@ class Spy(KVCache):
                     f"View.{name} holds NaN or infinity. Slots without a token must hold finite numbers, hidden or "
                     "not: 0 times NaN is NaN, and it spoils the whole row. Use zeros, not empty"
                 )
-        S = view.k.shape[2]
+        S, heads = view.k.shape[2], view.k.shape[1]
         if view.v.shape[:3] != view.k.shape[:3]:
             raise Found(
                 f"View.k has shape {tuple(view.k.shape)} and View.v {tuple(view.v.shape)}: they must hold the same "
@@ -102,10 +102,13 @@ class Spy(KVCache):
             raise Found(
                 f"View.pos is {what}; it must be an integer tensor (B, S) of positions, -1 where there is nothing"
             )
-        if view.pos.shape not in ((B, S), (B, view.k.shape[1], S)):
+        if view.pos.shape not in ((B, S), (B, heads, S)):
+            joined = (
+                f". There are {heads} heads in view and append was given {n_kv}: join tokens along dimension 2, not 1"
+            )
             raise Found(
                 f"View.pos has shape {tuple(view.pos.shape)}; there are {S} keys in view, so it must be (B, S) = ({B}, "
-                f"{S}): one position for each key, in the same order"
+                f"{S}): one position for each key, in the same order{joined if heads != n_kv else ''}"
             )
 
     def repaired(self, view: View, rows: list[dict[int, Token]]) -> View:
