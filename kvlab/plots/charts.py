@@ -70,7 +70,7 @@ def _lines(data: dict, width: float, height: float | None) -> str:
             svg.path(edge, fill=look.color, opacity=0.15)
         points = [place(x, y) for x, y, _ in done]
         if points:
-            svg.path(points, look.color, dash=(5, 4) if s.get("dashed") else look.dash)
+            svg.path(points, look.color, dash=pictures.dash(s, look.dash))
         near = min(done, key=lambda p: abs(p[0] - data["at"]), default=None) if data.get("at") is not None else None
         for (px, py), point in zip(points, done, strict=True):
             if s.get("points", True) or point is near:

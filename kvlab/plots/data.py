@@ -9,6 +9,7 @@ kind "lines"
                "x": numbers, "y": numbers, None where it did not fit,
                "sampled": bools, True where the point was measured on a sample and scaled up (drawn hollow),
                "points": False hides the markers (closed forms), "dashed": True for predictions beside measurements,
+               "solid": True draws it without its variant's dash, in which a saw would fall apart,
                "slope": a fitted exponent to print, "low", "high": the spread of y (a light band)}
     limits     list of {"label": str, "value": y}: what does not fit lies above
     at         an x to mark: where the reader's slider stands
@@ -78,6 +79,11 @@ def columns(data: dict) -> list[list[dict]]:
 def name(item: dict) -> str:
     """The label of a series or bar: its own, else its variant's."""
     return item.get("label") or theme.style(item.get("variant")).name
+
+
+def dash(series: dict, own: tuple) -> tuple:
+    """The dash of a line: as the series says, else its variant's `own`."""
+    return (5, 4) if series.get("dashed") else () if series.get("solid") else own
 
 
 def label(series: dict) -> tuple[list[str], str]:

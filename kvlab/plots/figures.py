@@ -95,7 +95,7 @@ def draw(data: dict, size: tuple[float, float] | None = None) -> Picture:
                 ax.set_title(panel["title"], pad=30 if len(panel.get("parts", ())) > 1 else 12)
         notes = [data.get("sentence"), *dict.fromkeys(p["note"] for p in (data, *panels) if p.get("note"))]
         if any(notes):
-            words = "\n".join(textwrap.fill(n, int(13.5 * figure.get_size_inches()[0])) for n in notes if n)
+            words = "\n".join(textwrap.fill(n, int(12.3 * figure.get_size_inches()[0])) for n in notes if n)
             figure.supxlabel(words, x=0.012, ha="left", fontsize=10.5, color=theme.INK)
     return figure
 
@@ -138,7 +138,7 @@ def _lines(ax, data: dict) -> None:
     ends = []
     for s in series:
         look, done = theme.style(s.get("variant")), pictures.finished(s)
-        shape, dash = theme.MARKERS[look.marker][0], (5, 4) if s.get("dashed") else look.dash
+        shape, dash = theme.MARKERS[look.marker][0], pictures.dash(s, look.dash)
         if "low" in s:
             ax.fill_between(s["x"], s["low"], s["high"], color=look.color, alpha=0.15, lw=0)
         ax.plot([x for x, _, _ in done], [y for _, y, _ in done], color=look.color, label=pictures.name(s),

@@ -38,7 +38,7 @@ def plotly_lines(data: dict) -> go.Figure:
     for s in series:
         look, done, lost = theme.style(s.get("variant")), pictures.finished(s), pictures.unfinished(s)
         said, symbol = " ".join(pictures.label(s)[0]), theme.MARKERS[look.marker][1]
-        dash = ",".join(f"{d}px" for d in ((5, 4) if s.get("dashed") else look.dash)) or "solid"
+        dash = ",".join(f"{d}px" for d in (pictures.dash(s, look.dash))) or "solid"
         figure.add_scatter(
             x=[x for x, _, _ in done], y=[y for _, y, _ in done], name=said, hovertemplate="%{text}",
             mode="lines+markers" if s.get("points", True) else "lines", line={"color": look.color, "dash": dash},
