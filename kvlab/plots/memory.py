@@ -123,7 +123,7 @@ def token_bars(title: str, rows: Sequence[tuple[str, str, object]], **options) -
 
 def held_bars(title: str, rows: Sequence[tuple[str, str, dict[str, int]]], note: str = "") -> dict:
     """What caches hold, by kind of content. rows: (label, variant, nbytes_by())."""
-    parts = [p for p in ("keys", "values", "scales", "positions", "tables") if any(by.get(p) for _, _, by in rows)]
+    parts = list(dict.fromkeys(part for _, _, by in rows for part, size in by.items() if size))
     return {
         "kind": "bars", "title": title, "y": {"label": "bytes held", "unit": "B"}, "parts": parts, "note": note,
         "bars": [{"variant": v, "label": n, "values": [by.get(p, 0) for p in parts]} for n, v, by in rows],
