@@ -1,7 +1,7 @@
 """Draws figures/: python -m kvlab.gallery [NAME ...]   (or make figures)
 
-Each picture is a PNG for the README, slides and GitHub; a picture of lines is a page as well, to hover and zoom in a
-browser without a kernel; PAGES are pages alone. All is computed, not timed, so every machine draws the same.
+PICTURES are PNGs for the README, slides and GitHub; PAGES are pages that need nothing but a browser. All is computed,
+not timed, so every machine draws the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from .config import ModelConfig
 from .plots import figures, memory_page
 from .plots.explorers import CostExplorer
 from .plots.growth import flop_lines
-from .plots.interactive import plotly_lines
 from .plots.memory import MemoryExplorer
 
 FOLDER = Path(__file__).resolve().parent.parent / "figures"
@@ -39,21 +38,16 @@ PAGES = {"memory_explorer": memory_page.page}
 
 
 def draw(name: str, folder: Path = FOLDER) -> list[Path]:
-    """Writes figures/NAME.png, and NAME.html where the picture is of kind "lines" or a page. Returns the paths."""
+    """Writes figures/NAME.png, or NAME.html for a page. Returns the paths."""
     if name not in PICTURES and name not in PAGES:
         raise ValueError(f"no picture {name!r}; there are {', '.join([*PICTURES, *PAGES])}")
     folder.mkdir(exist_ok=True)
     if name in PAGES:
         (folder / f"{name}.html").write_text(PAGES[name](), encoding="utf-8")
         return [folder / f"{name}.html"]
-    data = PICTURES[name]()
-    written = [folder / f"{name}.png"]
-    written[0].write_bytes(figures.draw(data).png())
-    if data["kind"] == "lines":  # plotly.js comes from its CDN: inside the page it would weigh 4.7 MB
-        written.append(folder / f"{name}.html")
-        page = plotly_lines(data).to_html(include_plotlyjs="cdn", full_html=True, div_id=name)
-        written[1].write_text(page + "\n", encoding="utf-8")
-    return written
+    path = folder / f"{name}.png"
+    path.write_bytes(figures.draw(PICTURES[name]()).png())
+    return [path]
 
 
 def main(names: list[str]) -> int:
