@@ -101,14 +101,14 @@ class Race:
             speed = f"{theme.digits(lane.speed())} tokens/s" if lane.clock else "&nbsp;"
             share = 100 * len(lane.tokens) / self.new_tokens
             boxes.append(
-                f'<div style="flex:1 1 300px;border:2px solid {look.color};border-radius:6px;padding:8px;'
+                f'<div style="flex:1 1 300px;box-sizing:border-box;border:2px solid {look.color};border-radius:6px;padding:8px;'
                 f'background:{theme.PAPER};color:{theme.INK};font:15px {theme.FONT};line-height:1.45">'
                 f'<div style="color:{look.text}"><b>{look.name}</b> &nbsp; {len(lane.tokens)} tokens in '
                 f"{theme.seconds(lane.now)} &nbsp; {speed}</div>"
                 f'<div style="height:6px;margin:6px 0;width:{share:.0f}%;background:{look.color}"></div>'
                 f'<div style="min-height:8em;white-space:pre-wrap">{escape(lane.text)}</div></div>'
             )
-        return f'<div style="display:flex;flex-wrap:wrap;gap:12px">{"".join(boxes)}</div>'
+        return f'<div style="display:flex;flex-wrap:wrap;gap:12px;padding-right:6px">{"".join(boxes)}</div>'
 
     def data(self, note: str = "") -> dict:
         """The picture (plots/data.py): tokens finished against each lane's own time."""
