@@ -102,7 +102,8 @@ class Race:
             share = 100 * len(lane.tokens) / self.new_tokens
             boxes.append(
                 f'<div style="flex:1 1 300px;box-sizing:border-box;padding:8px;border-radius:6px;'
-                f'border:2px solid {look.color};background:{theme.PAPER};color:{theme.INK};font:15px {theme.FONT};line-height:1.45">'
+                f"border:2px solid {look.color};background:{theme.PAPER};color:{theme.INK};"
+                f'font:15px {theme.FONT};line-height:1.45">'
                 f'<div style="color:{look.text}"><b>{look.name}</b> &nbsp; {len(lane.tokens)} tokens in '
                 f"{theme.seconds(lane.now)} &nbsp; {speed}</div>"
                 f'<div style="height:6px;margin:6px 0;width:{share:.0f}%;background:{look.color}"></div>'
