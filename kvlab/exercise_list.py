@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kvlab.exercise_kinds import CacheClass, Function, Number
 from kvlab.exercise_memory import MEMORY_EXERCISES
+from kvlab.exercise_watch import WATCH_EXERCISES
 
 # ---- notebook 00 ---------------------------------------------------------------------------------------------------
 
@@ -198,4 +199,5 @@ EXERCISES: dict[str, Number | Function | CacheClass] = {
         tolerance=1,
     ),
     **MEMORY_EXERCISES,
+    **WATCH_EXERCISES,
 }

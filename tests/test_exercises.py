@@ -31,6 +31,11 @@ def rows(prompt, new):
     return sum(prompt + i for i in range(new)), prompt + new - 1
 
 
+def one_tensor(nbytes):
+    a = -(-nbytes // 512) * 512
+    return a, 2 * 2**20 if a <= 2**20 else 20 * 2**20 if a < 10 * 2**20 else -(-a // 2**21) * 2**21
+
+
 RIGHT = {
     "00.1": 2 * 28 * 8 * 128 * 2,
     "00.2": 4096,  # 2 GiB / 512 KiB
@@ -40,6 +45,9 @@ RIGHT = {
     "02.1": lambda layers, hidden, heads, kv, dim: 2 * layers * kv * (dim or hidden // heads) * 2,
     "02.2": 61 * (512 + 64) * 2,
     "02.3": lambda kv, tp: 80 * 2 * max(1, kv // tp) * 128 * 2,
+    "03.1": 64,  # MiB: a layer's 4,096 keys and values of 32 heads of 128, in fp16
+    "03.2": one_tensor,
+    "03.3": lambda k, n: k[:, :, k.shape[2] - n :].clone(),
     "02.4": lambda s, full, sliding, window: s * full + min(s, window) * sliding,
 }
 
