@@ -122,11 +122,14 @@ def token_bars(title: str, rows: Sequence[tuple[str, str, object]], **options) -
 
 
 def held_bars(title: str, rows: Sequence[tuple[str, str, dict[str, int]]], note: str = "") -> dict:
-    """What caches hold, by kind of content. rows: (label, variant, nbytes_by())."""
-    parts = list(dict.fromkeys(part for _, _, by in rows for part, size in by.items() if size))
+    """What caches hold: keys, values, and all that lies beside them. rows: (label, variant, nbytes_by())."""
+    bars = []
+    for label, variant, by in rows:
+        rest = sum(by.values()) - by["keys"] - by["values"]
+        bars.append({"variant": variant, "label": label, "values": [by["keys"], by["values"], rest]})
     return {
-        "kind": "bars", "title": title, "y": {"label": "bytes held", "unit": "B"}, "parts": parts, "note": note,
-        "bars": [{"variant": v, "label": n, "values": [by.get(p, 0) for p in parts]} for n, v, by in rows],
+        "kind": "bars", "title": title, "y": {"label": "bytes held", "unit": "B"}, "note": note, "bars": bars,
+        "parts": ["keys", "values", "beside them"],
     }  # fmt: skip
 
 

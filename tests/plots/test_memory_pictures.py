@@ -62,7 +62,7 @@ def test_bars_and_levels_draw():
     bars = memory.token_bars("One token", rows)
     assert [b["values"] for b in bars["bars"]] == [[524288], [131072]] and "4 times" in bars["sentence"]
     held = memory.held_bars("Held", [("full", "full", {"keys": 8, "values": 8, "positions": 4, "tables": 0})])
-    assert held["parts"] == ["keys", "values", "positions"]
+    assert held["bars"][0]["values"] == [8, 8, 4]
     levels = memory.weights_and_cache("llama-7b", (1, 8), [("int4", "int4", 1), ("int4, 8 cards", "int4", 8)])
     assert len(levels["series"]) == 4 and levels["series"][2]["y"][0] == estimate(
         "llama-7b", weights_dtype="int4"
