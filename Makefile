@@ -38,7 +38,7 @@ test-notebooks: $(READY) ## run the solved notebooks, look at the saved ones
 test-blanks: $(READY) ## run the notebooks as a reader first meets them, exercises unanswered
 	$(PYTEST) notebooks --ignore notebooks/solutions --nbmake --nbmake-timeout 900 --timeout 1500 --expect blanks $(ARGS)
 
-test-browser: $(READY) ## move the sliders of notebook 01 in JupyterLab and Chromium
+test-browser: $(READY) ## notebooks' sliders in JupyterLab, and figures/memory_explorer.html, in Chromium
 	$(PY) -m pytest tests/browser --expect browser $(ARGS)
 
 COLAB := .venv-colab
