@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -142,6 +145,20 @@ def one_step(model, kind: str, tokens: int, **options) -> Memory:
     with memory(model.device, of=[model, cache], counted=True) as m:
         model(ids[:, :1], cache)
     return m
+
+
+@contextmanager
+def quiet():
+    """What C++ code writes to the terminal inside the block is dropped: a profiler announces itself there."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _most(m: Memory, step) -> int:
