@@ -54,7 +54,8 @@ def measured(rows: dict[str, Sequence[Height]], used: Sequence[int] = (), note: 
         )
     return {
         "kind": "lines", "title": "Bytes live while a text is written", "series": series, "note": note,
-        "x": {**X, "lo": min(s["x"][0] for s in series)}, "y": {"label": "bytes beside the weights", "unit": "B"},
+        "x": {**X, "lo": min(s["x"][0] for s in series)},
+        "y": {"label": "bytes beside the weights", "unit": "B", "hi": 1.15 * max(max(s["y"]) for s in series)},
     }  # fmt: skip
 
 
