@@ -70,11 +70,13 @@ class SlidingWindowCache(KVCache):
     def _begin(self, step: Step) -> None:
         device = step.pos.device
         self.used = min(max(step.start), self.slots)
-        kept = torch.tensor([n - self.window for n in step.after], device=device)
         rows, columns = step.real
         pos = step.pos[rows, columns]
-        keep = (pos < self.sinks) | (pos >= kept[rows])
-        self.rows, self.columns, pos = rows[keep], columns[keep], pos[keep]
+        if step.pos.shape[1] > self.window:  # a chunk that overtakes itself: only its last tokens, and sinks, stay
+            oldest = torch.tensor([n - self.window for n in step.after], device=device)
+            keep = (pos < self.sinks) | (pos >= oldest[rows])
+            rows, columns, pos = rows[keep], columns[keep], pos[keep]
+        self.rows, self.columns = rows, columns
         self.at = torch.where(pos < self.sinks, pos, self.sinks + (pos - self.sinks) % self.window)
         self.in_place = step.pos.shape[1] == 1  # one token takes the slot of the one that leaves its window
         if self.in_place:
@@ -82,8 +84,11 @@ class SlidingWindowCache(KVCache):
         else:
             self.view_pos = torch.cat((self.positions(step.start, device)[:, : self.used], step.pos), 1)
         if self.turn_sinks:
-            shift = torch.tensor([max(0, n - self.slots) for n in step.after], device=device)[:, None]
-            self.angles = rope_angles(shift, self.rope_freq, self.dtype or torch.float32) if shift.any() else None
+            shift = [[max(0, n - self.slots)] for n in step.after]
+            shifted = any(s for (s,) in shift)  # never in the first step, so that the dtype is known
+            self.angles = (
+                rope_angles(torch.tensor(shift, device=device), self.rope_freq, self.dtype) if shifted else None
+            )
 
     def _write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> View:
         if layer not in self.k:
