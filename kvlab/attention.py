@@ -86,6 +86,10 @@ def rope_frequencies(head_dim: int, theta: float = 10000.0, scaling: dict | None
     """
     freq = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     kind = "default" if not scaling else scaling.get("rope_type", scaling.get("type", "default"))
+    needed = {"linear": {"factor"}, "llama3": {"factor", "original_max_position_embeddings", "low_freq_factor",
+                                               "high_freq_factor"}}.get(kind, set())  # fmt: skip
+    if missing := needed - set(scaling or ()):
+        raise ValueError(f"rope_scaling={scaling} lacks {', '.join(sorted(missing))}")
     if kind == "linear":
         freq = freq / scaling["factor"]
     elif kind == "llama3":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 # command -> module whose main(arguments) runs it, and the line of help
@@ -31,11 +32,11 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         return import_module(COMMANDS[name][0]).main(rest) or 0
+    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough; an OSError too, so first
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would try once more to write what is left
+        return 1
     except (ValueError, OSError, ModuleNotFoundError) as error:
         return _fail(f"{name}: {error}")
-    except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
-        sys.stderr.close()
-        return 1
     except KeyboardInterrupt:
         return 130
 

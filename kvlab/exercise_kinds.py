@@ -138,7 +138,9 @@ def _as_number(x) -> float | int | None:
             x = x.item()
         except (ValueError, RuntimeError):  # more than one element
             return None
-    return x if isinstance(x, (int, float)) and not isinstance(x, bool) else None
+    if isinstance(x, bool) or not isinstance(x, (int, float)):
+        return None
+    return x if not abs(x) > 1e300 else math.inf if x > 0 else -math.inf  # an int may be too large for a float
 
 
 def _kind(x) -> str:

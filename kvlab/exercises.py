@@ -75,6 +75,6 @@ def hint(id: str, restart: bool = False) -> Text:
 
 
 def _exercise(id: str):
-    if id not in EXERCISES:
+    if not isinstance(id, str) or id not in EXERCISES:
         raise ValueError(f"there is no exercise {id!r}; there are {', '.join(EXERCISES)}")
     return EXERCISES[id]

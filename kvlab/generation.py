@@ -43,12 +43,15 @@ class Sampler:
     seed: int | None = None
 
     def __post_init__(self):
-        if self.temperature < 0:
-            raise ValueError(f"temperature={self.temperature} must be 0 (greedy) or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k={self.top_k} must be at least 1, or None for all tokens")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} must lie in (0, 1], or be None")
+        number = (int, float)
+        if not isinstance(self.temperature, number) or not self.temperature >= 0:  # NaN is not
+            raise ValueError(f"temperature={self.temperature!r} must be 0 (greedy) or more")
+        if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
+            raise ValueError(f"top_k={self.top_k!r} must be at least 1, or None for all tokens")
+        if self.top_p is not None and (not isinstance(self.top_p, number) or not 0 < self.top_p <= 1):
+            raise ValueError(f"top_p={self.top_p!r} must lie in (0, 1], or be None")
+        if self.seed is not None and not isinstance(self.seed, int):
+            raise ValueError(f"seed={self.seed!r} must be an int, or None for another text each time")
         self.generators: dict[int, torch.Generator] = {}
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -104,13 +107,16 @@ def stream(
     temperature, top_k, top_p, seed: see Sampler; temperature 0 is greedy.
     stop_ids: an id, a list of ids, or a list of such lists, one per row; default: the model's eos_token_id. A row ends
               with the stop id, which belongs to its text.
-    Raises ValueError for an empty prompt, ids outside the vocabulary, or a prompt that the cache has no room for.
+    Raises ValueError or TypeError, before anything runs, for an empty prompt, ids outside the vocabulary, a prompt that
+    the cache has no room for, and options out of range. A pool may run out later: PoolExhausted.
     """
     rows = _rows(ids, model.config.vocab_size)
     sampler = Sampler(temperature, top_k, top_p, seed)
     stops = _stops(stop_ids, len(rows), model.config.eos_token_id)
     for name, value in (("max_new_tokens", max_new_tokens), ("prefill_chunk", prefill_chunk)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if name == "prefill_chunk" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r} must be an int of at least 1")
     ours = isinstance(cache, str)
     if ours:
@@ -207,7 +213,11 @@ def _is_batch(ids) -> bool:
 
 
 def _as_ids(ids) -> list[int]:
-    return [] if ids is None else [ids] if isinstance(ids, int) else [int(i) for i in ids]
+    ids = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int):
+            raise TypeError(f"stop id {i!r} must be an int: encode text first")
+    return ids
 
 
 def _rows(ids, vocab_size: int) -> list[list[int]]:

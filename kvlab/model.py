@@ -140,15 +140,19 @@ class GPT(nn.Module):
         If a layer raises, the cache is as it was before the call (or says that it is unusable).
         """
         self.check_ids(ids)
-        if logits_to_keep < 0:
-            raise ValueError(f"logits_to_keep={logits_to_keep} must be 0 (all) or a number of columns")
+        if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
+            raise ValueError(f"logits_to_keep={logits_to_keep!r} must be 0 (all) or a number of columns")
         B, T = ids.shape
         if cache is not None and not isinstance(cache, KVCache):
             raise TypeError(
                 f"cache is a {type(cache).__name__}; derive it from KVCache, or wrap it: kvlab.caches.adopt(it)"
             )
+        if cache is not None and cache.batch_size != B:
+            raise ValueError(f"{B} rows of tokens for a cache of {cache.batch_size} rows: make it with batch_size={B}")
         if pos is None:
             pos = cache.next_positions(T) if cache is not None else torch.arange(T).expand(B, T)
+        elif not isinstance(pos, Tensor) or pos.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"pos must be an integer tensor (B, T), not {getattr(pos, 'dtype', type(pos).__name__)}")
         elif pos.shape != ids.shape:
             raise ValueError(f"pos has shape {tuple(pos.shape)}, ids {tuple(ids.shape)}: they must agree")
         pos = pos.to(ids.device)

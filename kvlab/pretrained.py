@@ -20,6 +20,8 @@ import torch
 
 from kvlab.checkpoint import CheckpointError, Stored, empty_model, fill, read_folder, save_pretrained
 from kvlab.gguf_file import GGUFFile
+from kvlab.measure import best_device, best_dtype
+from kvlab.measure.about import device_named
 from kvlab.memory.architecture import model_config
 from kvlab.memory.reading import load_config
 from kvlab.model import GPT
@@ -200,13 +202,8 @@ def _stop_ids(folder: Path) -> list[int]:
 
 
 def _where(dtype, device) -> tuple[torch.dtype, torch.device]:
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    device = torch.device(device)
-    if dtype is None and device.type == "cuda":
-        dtype = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-    elif dtype is None:
-        dtype = torch.float16 if device.type == "mps" else torch.float32
+    device = best_device() if device is None else device_named(str(device))
+    dtype = best_dtype(device) if dtype is None else dtype
     if dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"dtype={dtype!r} must be torch.float32, float16, bfloat16 or float64")
     return dtype, device

@@ -62,6 +62,11 @@ def test_every_cache_of_the_library_passes(kind, options, expect):
         assert any(operation in line for line in report.passed + report.notes), report
 
 
+def test_a_model_that_is_none_is_refused():
+    with pytest.raises(TypeError, match="model is a int; it must be a kvlab.GPT"):
+        check_cache(lambda model, batch_size, max_length: Plain(), model=3)
+
+
 def test_what_a_cache_lacks_is_not_offered_and_no_failure():
     report = check_cache(lambda model, batch_size, max_length: Plain())
     assert report.ok

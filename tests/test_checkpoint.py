@@ -272,3 +272,18 @@ def test_a_config_that_no_hugging_face_class_can_express():
         )
     with pytest.raises(ValueError, match="mlp_bias=True"):
         hf_config(ModelConfig(qkv_bias=True, mlp_bias=True))
+
+
+@pytest.mark.parametrize("device,message", [("cuda:999", "has (no|.*) cuda device"), ("tpu", "names no device")])
+def test_a_device_that_is_not_there(folder, device, message):
+    with pytest.raises(ValueError, match=message):
+        load_pretrained(folder, device=device)
+
+
+def test_the_device_of_a_model_is_the_one_that_is_measured(folder, monkeypatch):
+    """KVLAB_DEVICE chooses for load_pretrained as for every instrument: inputs and model lie on one device."""
+    monkeypatch.setenv("KVLAB_DEVICE", "cpu")
+    assert load_pretrained(folder)[0].device.type == "cpu"
+    monkeypatch.setenv("KVLAB_DEVICE", "cuda:999")
+    with pytest.raises(ValueError, match="KVLAB_DEVICE='cuda:999'"):
+        load_pretrained(folder)

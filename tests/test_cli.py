@@ -77,3 +77,16 @@ def test_python_m_kvlab_is_the_same_command():
 def test_dispatch_loads_no_torch():
     code = "import sys, kvlab.cli; kvlab.cli.main(['fit', '--help']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_reader_who_has_had_enough_gets_no_error():
+    """`kvlab bench | head`: a BrokenPipeError is an OSError too, and must not be told as one."""
+    code = """
+import sys, types, kvlab.cli
+def main(argv): raise BrokenPipeError(32, "Broken pipe")
+sys.modules["closed"] = types.SimpleNamespace(main=main)
+kvlab.cli.COMMANDS["closed"] = ("closed", "")
+sys.exit(kvlab.cli.main(["closed"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")

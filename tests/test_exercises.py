@@ -90,7 +90,8 @@ def test_a_blank_function_and_a_blank_class_get_guidance():
 @pytest.mark.parametrize(
     "given, words",
     [("12", "quotes"), (True, "a bool"), ([12], "a list"), (max, "call it first"), ({}, "a dict"), (math.nan, "nan"),
-     (torch.ones(2), "a Tensor"), (-1, "greater than 0"), (0, "greater than 0"), (math.inf, "too large")],
+     (torch.ones(2), "a Tensor"), (-1, "greater than 0"), (0, "greater than 0"), (math.inf, "too large"),
+     (10**400, "too large")],
 )  # fmt: skip
 def test_a_wrong_type_or_an_impossible_number_is_named(id, given, words):
     verdict = kvlab.check_answer(id, given)
@@ -246,3 +247,5 @@ def test_an_unknown_exercise_names_those_that_exist():
     for call in (lambda: kvlab.check_answer("07.9", 1), lambda: kvlab.hint("07.9")):
         with pytest.raises(ValueError, match=r"no exercise '07.9'; there are 00.1, 00.2, 01.1"):
             call()
+    with pytest.raises(ValueError, match=r"no exercise \[\]"):
+        kvlab.hint([])

@@ -313,6 +313,12 @@ def test_draws_follow_the_probabilities():
     [
         ({"temperature": -1.0}, "temperature=-1.0 must be 0 .greedy. or more"),
         ({"top_k": 0}, "top_k=0 must be at least 1, or None"),
+        ({"temperature": float("nan")}, "temperature=nan must be 0 .greedy. or more"),
+        ({"temperature": "hot"}, "temperature='hot' must be 0 .greedy. or more"),
+        ({"top_k": 1.5}, "top_k=1.5 must be at least 1, or None"),
+        ({"top_p": "all"}, "top_p='all' must lie in"),
+        ({"seed": "a"}, "seed='a' must be an int, or None"),
+        ({"max_new_tokens": None}, "max_new_tokens=None must be an int of at least 1"),
         ({"top_p": 0.0}, r"top_p=0.0 must lie in \(0, 1\], or be None"),
         ({"top_p": 1.5}, r"top_p=1.5 must lie in"),
         ({"max_new_tokens": 0}, "max_new_tokens=0 must be an int of at least 1"),
@@ -327,6 +333,12 @@ def test_bad_options_are_refused_before_anything_runs(options, message, calls):
     with pytest.raises(ValueError, match=message):
         stream(MODEL, [1, 2], **options)  # at the call, not at the first token
     assert calls == []
+
+
+@pytest.mark.parametrize("stop_ids,bad", [("ab", "'a'"), ([1.5], "1.5"), ([[True]], "True")], ids=str)
+def test_stop_ids_are_ints(stop_ids, bad):
+    with pytest.raises(TypeError, match=f"stop id {bad} must be an int"):  # int() would have made 1.5 an id
+        stream(MODEL, [1, 2], stop_ids=stop_ids)
 
 
 @pytest.mark.parametrize(

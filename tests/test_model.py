@@ -122,6 +122,28 @@ def test_bad_ids_change_nothing(ids, message):
 def test_bad_positions():
     with pytest.raises(ValueError, match=r"pos has shape \(1, 2\), ids \(1, 3\): they must agree"):
         toy()(torch.tensor([[1, 2, 3]]), pos=torch.tensor([[0, 1]]))
+    for pos in (torch.tensor([[0.0, 1.0]]), [[0, 1]]):
+        with pytest.raises(ValueError, match=r"pos must be an integer tensor \(B, T\), not (torch.float32|list)"):
+            toy()(torch.tensor([[1, 2]]), pos=pos)
+
+
+def test_rows_that_the_cache_does_not_have():
+    model = toy()
+    with pytest.raises(ValueError, match="1 rows of tokens for a cache of 2 rows: make it with batch_size=1"):
+        model(torch.tensor([[1, 2]]), make_cache("full", model, 2, 8))  # positions are the cache's: no pos is given
+
+
+@pytest.mark.parametrize(
+    "scaling,lacks",
+    [
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "llama3", "factor": 8.0}, "high_freq_factor, low_freq_factor"),
+    ],
+    ids=str,
+)
+def test_rope_scaling_that_is_not_complete(scaling, lacks):
+    with pytest.raises(ValueError, match=f"rope_scaling=.* lacks {lacks}"):
+        GPT(ModelConfig(rope_scaling=scaling))
 
 
 def test_a_seed_makes_a_model():

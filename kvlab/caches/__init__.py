@@ -11,6 +11,7 @@ from kvlab.caches.paged import PagedCache
 from kvlab.caches.pool import BlockPool, PoolExhausted
 from kvlab.caches.quantized import QuantizedCache
 from kvlab.caches.sliding import SlidingWindowCache
+from kvlab.config import check_int
 
 KINDS: dict[str, type[KVCache]] = {
     "growing": GrowingCache,
@@ -25,13 +26,13 @@ def make_cache(kind: str, model, batch_size: int = 1, max_length: int = 1024, **
     """A cache of a named kind that fits the model.
 
     kind: growing, full, sliding, quantized or paged; max_length: tokens per row (prompt and generated).
-    options: sliding: window=, sinks=0, sinks_at="text"|"cache"
+    options: sliding: window= (default: the model's sliding_window, else 256), sinks=0, sinks_at="text"|"cache"
              quantized: k_bits=8, v_bits=8 (8, 4, 2, "fp8", 16), key_axis="channel"|"token", group_size=64,
                         residual_length=64
-             paged: block_size=16, num_blocks=None, pool=None
+             paged: block_size=16, num_blocks=None, pool=None (a BlockPool, which brings its own block_size)
     Raises ValueError for an unknown kind or option, naming those that exist.
     """
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"cache kind {kind!r} is not known; kinds are {', '.join(KINDS)}")
     cls = KINDS[kind]
     known = [
@@ -39,6 +40,7 @@ def make_cache(kind: str, model, batch_size: int = 1, max_length: int = 1024, **
     ]
     if unknown := [name for name in options if name not in known]:
         raise ValueError(f"a {kind} cache has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    check_int("max_length", max_length)
     return cls.for_model(model, batch_size, max_length, **options)
 
 

@@ -20,6 +20,7 @@ from kvlab.caches.step import (  # noqa: F401  (what a cache file needs, it take
     bytes_per_token,
     check_keys_values,
     check_length,
+    ints,
     plan_step,
     slot_is_position,
 )
@@ -48,7 +49,7 @@ class KVCache:
 
     def __init__(self, batch_size: int = 1, max_length: int | None = None):
         check_int("batch_size", batch_size)
-        if max_length is not None:
+        if self.bounded or max_length is not None:
             check_int("max_length", max_length)
         self.lengths = [0] * batch_size  # tokens seen by each row = position of its next token
         self.max_length = max_length
@@ -56,6 +57,7 @@ class KVCache:
         self.bytes_copied = self.bytes_read = 0
         self._step: Step | None = None
         self._last_layer = -1
+        self._layers = 0  # layers that a complete step had
         self._shapes: dict[int, tuple[int, int, int]] = {}  # layer -> n_kv, D, Dv
         self._broken = ""
 
@@ -76,6 +78,8 @@ class KVCache:
         Shorter rows are padded at the left with -1, so that the last column is each row's newest token.
         """
         new = self._per_row("lengths", lengths)
+        if min(new) < 0:
+            raise ValueError(f"lengths={lengths} must be 0 or more new tokens")
         T = max(new)
         return torch.tensor([[-1] * (T - n) + list(range(s, s + n)) for s, n in zip(self.lengths, new)])
 
@@ -115,6 +119,7 @@ class KVCache:
         """The step with positions `pos` (B, T) is complete: from here on it counts."""
         step = self._step or self._plan(pos)
         self._finish(step)
+        self._layers = self._last_layer + 1
         self.lengths = list(step.after)
         self._step, self._last_layer = None, -1
 
@@ -134,7 +139,7 @@ class KVCache:
 
     def reorder(self, rows) -> None:
         """Row i becomes what row rows[i] was; rows may repeat or be dropped (beam search, finished rows)."""
-        rows = [int(r) for r in rows]
+        rows = ints("reorder", rows)
         if bad := [r for r in rows if not 0 <= r < self.batch_size]:
             raise ValueError(f"reorder: row {bad[0]} does not exist; rows run from 0 to {self.batch_size - 1}")
         if not rows:
@@ -206,7 +211,7 @@ class KVCache:
         return self.lengths[row]
 
     def _per_row(self, name: str, n: int | list[int]) -> list[int]:
-        each = [n] * self.batch_size if isinstance(n, int) else [int(x) for x in n]
+        each = [n] * self.batch_size if isinstance(n, int) else ints(name, n)
         if len(each) != self.batch_size:
             raise ValueError(f"{name} names {len(each)} rows, the cache has {self.batch_size}")
         return each
@@ -218,6 +223,8 @@ class KVCache:
         if self._broken:
             raise RuntimeError(self._broken)
         check_keys_values(k, v, pos, self.dtype, self.device)
+        if layer >= self._layers > 0:  # its earlier tokens would be missing
+            raise ValueError(f"layer {layer} is one more than the {self._layers} seen so far: a cache serves one model")
         held, new = self._shapes.get(layer), (k.shape[1], k.shape[3], v.shape[3])
         if held is not None and new != held:
             raise ValueError(

@@ -122,8 +122,9 @@ FLOATS = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2
 
 def make_codec(bits: int | str, axis: str, group: int, head_dim: int) -> IntCodec | CastCodec:
     """bits: 8, 4 or 2 (integer codes), "fp8" (= "fp8_e4m3"), "fp8_e5m2", or 16 (as the model gives it)."""
-    if bits in FLOATS:
+    known = isinstance(bits, (int, str))  # not 8.0, which counts no bytes
+    if known and bits in FLOATS:
         return CastCodec(FLOATS[bits], head_dim)
-    if bits not in (8, 4, 2) or isinstance(bits, bool):
+    if not known or bits not in (8, 4, 2):
         raise ValueError(f"{bits!r} bits are not known; choose 8, 4, 2, 'fp8', 'fp8_e4m3', 'fp8_e5m2' or 16")
     return IntCodec(bits, axis, group, head_dim)

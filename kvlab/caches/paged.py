@@ -31,6 +31,8 @@ class PagedCache(KVCache):
         num_blocks: int | None = None,
         pool: BlockPool | None = None,
     ):
+        if pool is not None and not isinstance(pool, BlockPool):
+            raise TypeError(f"pool is a {type(pool).__name__}, not a BlockPool")
         if pool is not None and num_blocks is not None:
             raise ValueError(
                 f"num_blocks={num_blocks} and a pool, which has its own {pool.num_blocks}: give one of them"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 from typing import TYPE_CHECKING
 
 import torch
@@ -98,6 +99,14 @@ def check_length(cache: KVCache, step: Step) -> None:
                 f"row {row} would have {n} tokens and the cache has room for max_length={cache.max_length}: "
                 f"make it with max_length={n} or more"
             )
+
+
+def ints(name: str, values) -> list[int]:
+    """`values`, a list or tensor of ints, as a list. TypeError otherwise: int() would cut 0.7 down to row 0."""
+    try:
+        return [index(x) for x in values]
+    except TypeError:
+        raise TypeError(f"{name}: {values!r} must be a list of ints") from None
 
 
 def slot_is_position(lengths: list[int], S: int, device) -> Tensor:

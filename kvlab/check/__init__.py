@@ -35,6 +35,8 @@ def check_cache(factory, model=None, expect="exact") -> Report:
     if not (number and expect > 0) and expect not in ("exact", "window"):
         raise ValueError(f"expect={expect!r} must be 'exact', 'window' or a tolerance above 0 for the logits")
     model = tiny_model() if model is None else model
+    if not isinstance(model, GPT):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a kvlab.GPT, or None for a tiny one")
     if model.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"the model is {model.dtype}: rounding hides mistakes there; check with model.double()")
     if model.device.type != "cpu":

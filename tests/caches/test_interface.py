@@ -7,6 +7,7 @@ from oracles import assert_logits, call, dense_logits, feed, ids_for, rule_of, t
 
 from kvlab.attention import View
 from kvlab.caches import KINDS, CacheFull, KVCache, RewindError, adopt, make_cache
+from kvlab.model import GPT
 
 MODEL = toy(seed=8)
 every_setup = pytest.mark.parametrize("setup", SETUPS, ids=name_of)
@@ -126,6 +127,40 @@ def test_next_positions():
     assert cache.next_positions([0, 1]).tolist() == [[-1], [3]]
     with pytest.raises(ValueError, match="lengths names 3 rows, the cache has 2"):
         cache.next_positions([1, 1, 1])
+    with pytest.raises(ValueError, match=r"lengths=\[1, -1\] must be 0 or more new tokens"):
+        cache.next_positions([1, -1])
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=name_of)
+def test_a_cache_serves_one_model_however_deep(setup):
+    cache = fed(setup)
+    n = MODEL.config.num_hidden_layers
+    deeper = GPT(MODEL.config.with_(num_hidden_layers=n + 1, layer_types=None)).double()
+    with pytest.raises(ValueError, match=f"layer {n} is one more than the {n} seen so far: a cache serves one model"):
+        call(deeper, cache, [[1], [1]], [5, 3])
+    assert_unchanged(cache, setup)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("max_length", [0, None, "8"], ids=str)
+def test_max_length_is_checked_for_every_kind(kind, max_length):
+    with pytest.raises((ValueError, TypeError), match="max_length=.* must be"):
+        make_cache(kind, MODEL, 1, max_length)
+
+
+@pytest.mark.parametrize(
+    "kind,options,message",
+    [
+        ("quantized", {"k_bits": 8.0}, "8.0 bits are not known"),
+        ("quantized", {"v_bits": [8]}, r"\[8\] bits are not known"),
+        ("paged", {"pool": 3}, "pool is a int, not a BlockPool"),
+        ([], {}, r"cache kind \[\] is not known"),
+    ],
+    ids=str,
+)
+def test_options_of_the_wrong_type(kind, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make_cache(kind, MODEL, 1, 8, **options)
 
 
 # ---- making one

@@ -85,6 +85,11 @@ def test_rewind_refuses_nonsense_and_changes_nothing(setup):
         cache.rewind(-1)
     with pytest.raises(ValueError, match="rewind names 3 rows, the cache has 2"):
         cache.rewind([0, 0, 0])
+    for nonsense in (1.5, None, "a", [0.5, 0]):
+        with pytest.raises(TypeError, match="rewind: .* must be a list of ints"):
+            cache.rewind(nonsense)
+        with pytest.raises(TypeError, match="reorder: .* must be a list of ints"):
+            cache.reorder(nonsense)  # int(0.5) would be row 0
     with pytest.raises(RewindError, match="row 1 has 2 tokens"):
         cache.rewind([1, 3])  # row 0 could, row 1 cannot: neither moves
     assert cache.lengths == [3, 2]
