@@ -7,7 +7,7 @@ import re
 import torch
 
 from kvlab.gpu_check.setup import random_ids, variants_of
-from kvlab.measure import memory, time_call
+from kvlab.measure import Timing, memory, time_call
 from kvlab.measure.sweep import free, out_of_memory
 from kvlab.measure.watch import Watch
 
@@ -61,7 +61,7 @@ def _cached(model, v, ids, prompt: int, new: int, repeats: int) -> dict:
     device, B = model.device, len(ids)
     options = {name: LARGER[name] for name, _ in v.options if name in LARGER and prompt >= WINDOW}
     length = prompt + new
-    prefill, steps, peak, nbytes, used = [], [], 0, 0, {}
+    prefill, steps, nbytes, used = [], [], 0, {}
     for turn in range(repeats + 1):  # the first one warms up
         cache = v.make(model, B, length, **options)
         p = time_call(lambda c=cache: model(ids[:, :prompt], c, logits_to_keep=1), repeats=1, warmup=0, device=device)
@@ -93,12 +93,10 @@ def _cached(model, v, ids, prompt: int, new: int, repeats: int) -> dict:
         return model(ids[:, i : i + 1], cache)
 
     used["decode"] = kernels(decode_one, device)
-    steps.sort()
-    prefill.sort()
-    step = steps[len(steps) // 2]
+    step = Timing(tuple(steps))
     return {
-        "prefill_s": prefill[len(prefill) // 2], "step_s": step, "step_quartiles_s": (steps[0], steps[-1]),
-        "tokens_per_s": B / step, "nbytes": nbytes, "peak_bytes": peak, "attention": used, "status": "ok",
+        "prefill_s": Timing(tuple(prefill)).median, "step_s": step.median, "step_quartiles_s": step.quartiles,
+        "tokens_per_s": B / step.median, "nbytes": nbytes, "peak_bytes": peak, "attention": used, "status": "ok",
         "options": options, "note": "",
     }  # fmt: skip
 
