@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib import import_module
+
+from kvlab import __version__
 
 # command -> module whose main(arguments) runs it, and the line of help
 COMMANDS = {
@@ -17,20 +20,16 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command -> exit code: 0, 2 for bad input (told in one sentence on stderr), or the command's own."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_usage())
-        return 0 if argv else 2
-    if argv[0] in ("-V", "--version"):
-        from kvlab import __version__
-
-        print(f"kvlab {__version__}")
-        return 0
-    name, *rest = argv
-    if name not in COMMANDS:
-        return _fail(f"{name!r} is no command; the commands are {', '.join(COMMANDS)}")
-    from importlib import import_module
-
+    name, *rest = argv or [""]
     try:
+        if name in ("", "-h", "--help"):
+            print(_usage(), flush=True)
+            return 0 if name else 2
+        if name in ("-V", "--version"):
+            print(f"kvlab {__version__}", flush=True)
+            return 0
+        if name not in COMMANDS:
+            return _fail(f"{name!r} is no command; the commands are {', '.join(COMMANDS)}")
         return import_module(COMMANDS[name][0]).main(rest) or 0
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough; an OSError too, so first
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would try once more to write what is left

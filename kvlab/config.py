@@ -73,6 +73,10 @@ class ModelConfig:
             raise ValueError(f"head_dim={self.head_dim} must be even: RoPE turns pairs of channels")
         fill("intermediate_size", -(-self.hidden_size * 8 // 3 // 32) * 32)
         check_int("intermediate_size", self.intermediate_size)
+        for name in ("rms_norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise ValueError(f"{name}={value!r} must be a positive number")
         if self.sliding_window is not None:
             check_int("sliding_window", self.sliding_window)
         default = "full_attention" if self.sliding_window is None else "sliding_attention"

@@ -88,11 +88,6 @@ def held_bytes(config: ModelConfig, kind: str, length: int, window: int | None =
     return (min(length, window) if kind == "sliding" else length) * config.kv_bytes_per_token(1) * itemsize
 
 
-def quantized_itemsize(bits: int, group_size: int = 64) -> float:
-    """Bytes per stored number: its bits, and an fp16 scale and zero point (4 bytes) for each group."""
-    return bits / 8 + 4 / group_size
-
-
 def _check(kind: str, window: int | None) -> None:
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")

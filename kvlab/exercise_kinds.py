@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvlab.words import kind_of
+
 
 class Blank(Exception):
     """The exercise has not been answered."""
@@ -144,12 +146,11 @@ def _as_number(x) -> float | int | None:
 
 
 def _kind(x) -> str:
-    name = type(x).__name__
     if isinstance(x, str):
         return f"the text {x!r}; leave out the quotes"
     if callable(x):
-        return f"a {name} ({getattr(x, '__name__', 'nameless')}); call it first"
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+        return f"{kind_of(x)} ({getattr(x, '__name__', 'nameless')}); call it first"
+    return kind_of(x)
 
 
 def _show(x) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from kvlab.caches import make_cache
 from kvlab.caches.adopt import adopt
 from kvlab.caches.base import CacheFull, KVCache
+from kvlab.config import check_int
 
 
 @dataclass
@@ -112,12 +113,10 @@ def stream(
     """
     rows = _rows(ids, model.config.vocab_size)
     sampler = Sampler(temperature, top_k, top_p, seed)
-    stops = _stops(stop_ids, len(rows), model.config.eos_token_id)
-    for name, value in (("max_new_tokens", max_new_tokens), ("prefill_chunk", prefill_chunk)):
-        if name == "prefill_chunk" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}={value!r} must be an int of at least 1")
+    stops = _stops(stop_ids, len(rows), model.config)
+    check_int("max_new_tokens", max_new_tokens)
+    if prefill_chunk is not None:
+        check_int("prefill_chunk", prefill_chunk)
     ours = isinstance(cache, str)
     if ours:
         cache = make_cache(cache, model, len(rows), max(map(len, rows)) + max_new_tokens)
@@ -173,6 +172,8 @@ def generate(
     on_token(row, token) is called for each new token at once.
     """
     texts = _rows(ids, model.config.vocab_size)
+    if pad_token_id is not None:
+        check_int("pad_token_id", pad_token_id, 0)
     for step in stream(model, ids, max_new_tokens, cache, **options):
         for row, token in enumerate(step.tokens):
             if token is not None:
@@ -250,9 +251,19 @@ def _rows(ids, vocab_size: int) -> list[list[int]]:
     return rows
 
 
-def _stops(stop_ids, B: int, default) -> list[set[int]]:
-    if stop_ids is None or isinstance(stop_ids, int):
-        return [set(_as_ids(default if stop_ids is None else stop_ids))] * B
+def _stops(stop_ids, B: int, config) -> list[set[int]]:
+    if stop_ids is None:
+        return [set(_as_ids(config.eos_token_id))] * B
+    stops = _stops_given(stop_ids, B)
+    for i in set().union(*stops):
+        if not 0 <= i < config.vocab_size:
+            raise ValueError(f"stop id {i} can never come: ids run from 0 to {config.vocab_size - 1}")
+    return stops
+
+
+def _stops_given(stop_ids, B: int) -> list[set[int]]:
+    if isinstance(stop_ids, int):
+        return [set(_as_ids(stop_ids))] * B
     stop_ids = list(stop_ids)
     if not any(isinstance(s, (list, tuple, set)) for s in stop_ids):
         return [set(_as_ids(stop_ids))] * B

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kvlab.attention import View, attend, narrower, rope, rope_angles, rope_frequencies, visible
 from kvlab.caches.base import KVCache
 from kvlab.config import ModelConfig
+from kvlab.words import kind_of
 
 
 class Attention(nn.Module):
@@ -28,15 +29,15 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(C, n_kv * D, bias=bias)
         self.o_proj = nn.Linear(H * D, C, bias=config.attention_bias)
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
+    def forward(self, x: Tensor, now: Pass) -> Tensor:
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, n_kv, T, D)
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
-        q, k = rope(q, step.angles), rope(k, step.angles)
-        cache = step.cache
-        view = cache.append(self.layer, k, v, step.pos) if cache is not None else View(k, v, step.pos)
-        mask = step.mask(view, self.window)
+        q, k = rope(q, now.angles), rope(k, now.angles)
+        cache = now.cache
+        view = cache.append(self.layer, k, v, now.pos) if cache is not None else View(k, v, now.pos)
+        mask = now.mask(view, self.window)
         if cache is not None and cache.wants_weights:
             y, weights = attend(q, view, mask, want_weights=True)
             cache.observe(self.layer, weights)
@@ -67,12 +68,12 @@ class Block(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), step)
+    def forward(self, x: Tensor, now: Pass) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), now)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Step:
+class Pass:
     """What the layers of one forward pass share: positions, their angles, the cache, and masks made once."""
 
     def __init__(self, pos: Tensor, angles: tuple[Tensor, Tensor], cache: KVCache | None):
@@ -144,9 +145,7 @@ class GPT(nn.Module):
             raise ValueError(f"logits_to_keep={logits_to_keep!r} must be 0 (all) or a number of columns")
         B, T = ids.shape
         if cache is not None and not isinstance(cache, KVCache):
-            raise TypeError(
-                f"cache is a {type(cache).__name__}; derive it from KVCache, or wrap it: kvlab.caches.adopt(it)"
-            )
+            raise TypeError(f"cache is {kind_of(cache)}; derive it from KVCache, or wrap it: kvlab.caches.adopt(it)")
         if cache is not None and cache.batch_size != B:
             raise ValueError(f"{B} rows of tokens for a cache of {cache.batch_size} rows: make it with batch_size={B}")
         if pos is None:
@@ -166,9 +165,9 @@ class GPT(nn.Module):
     def run(self, ids: Tensor, pos: Tensor, cache: KVCache | None) -> Tensor:
         """Embedding and layers -> hidden states (B, T, C)."""
         x = self.embed_tokens(ids)
-        step = Step(pos, rope_angles(pos, self.freq_on(pos.device, x.dtype), x.dtype), cache)
+        now = Pass(pos, rope_angles(pos, self.freq_on(pos.device, x.dtype), x.dtype), cache)
         for block in self.layers:
-            x = block(x, step)
+            x = block(x, now)
         return x
 
     def freq_on(self, device: torch.device, dtype: torch.dtype) -> Tensor:

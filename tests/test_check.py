@@ -63,7 +63,7 @@ def test_every_cache_of_the_library_passes(kind, options, expect):
 
 
 def test_a_model_that_is_none_is_refused():
-    with pytest.raises(TypeError, match="model is a int; it must be a kvlab.GPT"):
+    with pytest.raises(TypeError, match="model is an int; it must be a kvlab.GPT"):
         check_cache(lambda model, batch_size, max_length: Plain(), model=3)
 
 

@@ -40,7 +40,7 @@ def test_llama_7b_holds_512_mib_at_1024_tokens():
     assert cost.held_bytes(llama, "full", 1024) == 512 * 2**20
     assert cost.held_bytes(llama, "none", 1024) == 0
     assert cost.held_bytes(llama, "sliding", 4096, window=1024) == 512 * 2**20
-    assert cost.held_bytes(llama, "quantized", 1024, itemsize=cost.quantized_itemsize(4)) == 512 * 2**20 * 0.28125
+    assert cost.held_bytes(llama, "quantized", 1024, itemsize=(64 * 4 / 8 + 4) / 64) == 512 * 2**20 * 0.28125
 
 
 def test_slopes_approach_three_two_and_one():

@@ -318,21 +318,32 @@ def test_draws_follow_the_probabilities():
         ({"top_k": 1.5}, "top_k=1.5 must be at least 1, or None"),
         ({"top_p": "all"}, "top_p='all' must lie in"),
         ({"seed": "a"}, "seed='a' must be an int, or None"),
-        ({"max_new_tokens": None}, "max_new_tokens=None must be an int of at least 1"),
+        ({"max_new_tokens": None}, "max_new_tokens=None must be an int"),
         ({"top_p": 0.0}, r"top_p=0.0 must lie in \(0, 1\], or be None"),
         ({"top_p": 1.5}, r"top_p=1.5 must lie in"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0 must be an int of at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0 must be at least 1"),
         ({"max_new_tokens": True}, "max_new_tokens=True must be an int"),
         ({"max_new_tokens": 2.0}, "max_new_tokens=2.0 must be an int"),
-        ({"prefill_chunk": 0}, "prefill_chunk=0 must be an int of at least 1"),
+        ({"prefill_chunk": 0}, "prefill_chunk=0 must be at least 1"),
         ({"cache": "static"}, "cache kind 'static' is not known; kinds are"),
     ],
     ids=str,
 )
 def test_bad_options_are_refused_before_anything_runs(options, message, calls):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         stream(MODEL, [1, 2], **options)  # at the call, not at the first token
     assert calls == []
+
+
+@pytest.mark.parametrize("stop_ids", [-1, [3, 50], [[3], [99]]], ids=str)
+def test_a_stop_that_can_never_come_is_refused(stop_ids):
+    with pytest.raises(ValueError, match=r"stop id (-1|50|99) can never come: ids run from 0 to 49"):
+        generate(MODEL, [[1, 2], [3]], 2, stop_ids=stop_ids)
+
+
+def test_a_pad_below_zero_is_refused():
+    with pytest.raises(ValueError, match="pad_token_id=-5 must be at least 0"):
+        generate(MODEL, torch.tensor([[1, 2]]), 2, pad_token_id=-5)
 
 
 @pytest.mark.parametrize("stop_ids,bad", [("ab", "'a'"), ([1.5], "1.5"), ([[True]], "True")], ids=str)

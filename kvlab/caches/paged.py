@@ -9,6 +9,7 @@ from kvlab.attention import View
 from kvlab.caches.base import KVCache, Step, bytes_per_token, slot_is_position
 from kvlab.caches.pool import BlockPool
 from kvlab.caches.row import Row
+from kvlab.words import kind_of
 
 
 class PagedCache(KVCache):
@@ -32,7 +33,7 @@ class PagedCache(KVCache):
         pool: BlockPool | None = None,
     ):
         if pool is not None and not isinstance(pool, BlockPool):
-            raise TypeError(f"pool is a {type(pool).__name__}, not a BlockPool")
+            raise TypeError(f"pool is {kind_of(pool)}, not a BlockPool")
         if pool is not None and num_blocks is not None:
             raise ValueError(
                 f"num_blocks={num_blocks} and a pool, which has its own {pool.num_blocks}: give one of them"

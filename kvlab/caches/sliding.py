@@ -19,6 +19,7 @@ class SlidingWindowCache(KVCache):
     sinks_at "cache": positions count within the cache, as in StreamingLLM: a query past window + sinks sees sink j at
                       distance window + sinks - 1 - j. Distances inside the window do not change, so only the sinks'
                       keys are turned by what is missing, each time from the originals.
+    The window holds in every layer, also in those whose model would see everything.
     A chunk of T > 1 tokens sees the old slots and its own T keys; then the ring keeps what it should.
     Bytes: keys, values B*(window + sinks)*n_kv*D*itemsize per layer; positions none, they follow from the length;
     with sinks_at="cache" the sinks' original keys once more ("sink_keys").

@@ -13,6 +13,7 @@ from kvlab.check.runs import Report
 from kvlab.check.spy import Found
 from kvlab.config import ModelConfig
 from kvlab.model import GPT
+from kvlab.words import kind_of
 
 
 def check_cache(factory, model=None, expect="exact") -> Report:
@@ -28,7 +29,7 @@ def check_cache(factory, model=None, expect="exact") -> Report:
     """
     if not callable(factory):
         raise TypeError(
-            f"factory is a {type(factory).__name__}; it must be a function (model, batch_size, max_length) -> cache, "
+            f"factory is {kind_of(factory)}; it must be a function (model, batch_size, max_length) -> cache, "
             "for instance lambda model, batch_size, max_length: MyCache(batch_size)"
         )
     number = isinstance(expect, (int, float)) and not isinstance(expect, bool)
@@ -36,7 +37,7 @@ def check_cache(factory, model=None, expect="exact") -> Report:
         raise ValueError(f"expect={expect!r} must be 'exact', 'window' or a tolerance above 0 for the logits")
     model = tiny_model() if model is None else model
     if not isinstance(model, GPT):
-        raise TypeError(f"model is a {type(model).__name__}; it must be a kvlab.GPT, or None for a tiny one")
+        raise TypeError(f"model is {kind_of(model)}; it must be a kvlab.GPT, or None for a tiny one")
     if model.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"the model is {model.dtype}: rounding hides mistakes there; check with model.double()")
     if model.device.type != "cpu":

@@ -8,6 +8,7 @@ from torch import Tensor
 from kvlab.attention import View
 from kvlab.caches.base import KVCache
 from kvlab.check.evidence import Record, Token
+from kvlab.words import kind_of
 
 FORK = "'s fork"
 
@@ -63,13 +64,13 @@ class Spy(KVCache):
             raise Found("append returns nothing. End it with: return View(k, v, pos)")
         if not isinstance(view, View):
             raise Found(
-                f"append returns a {type(view).__name__}, not a View. End it with: return View(k, v, pos), where k and "
+                f"append returns {kind_of(view)}, not a View. End it with: return View(k, v, pos), where k and "
                 "v are all that the queries may see and pos says which position each key has"
             )
         B, n_kv, T, D = k.shape
         for name, x, given in (("k", view.k, k), ("v", view.v, v)):
             if not isinstance(x, Tensor):
-                raise Found(f"View.{name} is a {type(x).__name__}; it must be a tensor (B, n_kv, S, D)")
+                raise Found(f"View.{name} is {kind_of(x)}; it must be a tensor (B, n_kv, S, D)")
             if x.dim() != 4 or x.shape[0] != B or x.shape[3] != D:
                 raise Found(
                     f"View.{name} has shape {tuple(x.shape)}; it must be (B, n_kv, S, D) = ({B}, {n_kv}, S, {D}), with "

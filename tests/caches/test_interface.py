@@ -153,7 +153,7 @@ def test_max_length_is_checked_for_every_kind(kind, max_length):
     [
         ("quantized", {"k_bits": 8.0}, "8.0 bits are not known"),
         ("quantized", {"v_bits": [8]}, r"\[8\] bits are not known"),
-        ("paged", {"pool": 3}, "pool is a int, not a BlockPool"),
+        ("paged", {"pool": 3}, "pool is an int, not a BlockPool"),
         ([], {}, r"cache kind \[\] is not known"),
     ],
     ids=str,
