@@ -16,18 +16,22 @@ from pathlib import Path
 from .heads import attention
 from .layer_types import layer_types
 from .layers import Attention, Both, Compressed, Cross, Layer, NoCache, Shared, State
-from .reading import ConfigError, check_whole, find, flag, load_config, whole
+from .reading import ConfigError, check_whole, find, first, flag, load_config, whole
 from .runnable import model_config
+from .shapes import check_shapes
 from .spellings import (
     CHUNK,
     DECODER_HEADS,
     DECODER_LAYERS,
+    ENCODERS,
+    FFN,
     HEAD_DIM,
     HIDDEN,
     KNOWN_ELSEWHERE,
     KV_HEADS,
     NESTED,
     POSITIONS,
+    VOCAB,
     WINDOW,
 )  # fmt: skip
 from .states import conv_state, recurrent_state
@@ -59,7 +63,7 @@ class Architecture:
     @property
     def max_positions(self) -> int | None:
         """The longest text the model is made for, if its configuration says so."""
-        return whole(self.config, *POSITIONS, default=None)
+        return first(self.config, *POSITIONS)
 
 
 def architecture(source, mla: bool = True, windows: bool = True) -> Architecture:
@@ -73,11 +77,17 @@ def architecture(source, mla: bool = True, windows: bool = True) -> Architecture
     if isinstance(source, Architecture):
         return source
     config, nested, cross = _language_model(load_config(source))
-    family = str(config.get("model_type") or "").lower()
+    family = config.get("model_type") or ""
+    if not isinstance(family, str):
+        raise ConfigError(f"model_type={family!r} must be a name, such as 'llama'")
+    family = family.lower()
+    check_shapes(config)
+    for names in (VOCAB, FFN, POSITIONS):
+        first(config, *names, least=0)  # no cache depends on them, yet a wrong one is said now
     if family in _REFUSED:
         raise ConfigError(f"model_type {family!r} is not counted here: {_REFUSED[family]}")
     config, notes, known = _filled(config, family, nested)
-    if known.get("role") == "encoder" and not config.get("is_decoder"):
+    if (known.get("role") == "encoder" or family in ENCODERS) and not config.get("is_decoder"):
         return Architecture(family, (NoCache(),) * whole(config, *DECODER_LAYERS), None, config, tuple(notes))
     n = _layer_count(config, family)
     types = layer_types(config, n, family, known)
@@ -112,9 +122,9 @@ def _language_model(config: dict) -> tuple[dict, bool, bool]:
     """(the keys of the language model, whether they were nested, whether an encoder feeds it)."""
     nested, cross = False, False
     while True:
-        inside = next((k for k in NESTED if isinstance(config.get(k), dict)), None)
+        inside = next((k for k in NESTED if isinstance(config.get(k), dict) and config[k]), None)
         if inside is None:
-            return config, nested, cross
+            return _mamba_ssm(config), nested, cross
         if inside == "decoder":
             cross = True
             if not any(k in config["decoder"] for k in (*DECODER_LAYERS, "model_type")):
@@ -126,12 +136,29 @@ def _language_model(config: dict) -> tuple[dict, bool, bool]:
         nested = True
 
 
+def _mamba_ssm(config: dict) -> dict:
+    """The keys of the mamba_ssm package's own config.json in transformers' words, with that package's defaults."""
+    own = config.get("ssm_cfg")
+    if config.get("model_type") or not isinstance(own, dict):
+        return config
+    if config.get("attn_layer_idx"):
+        raise ConfigError("attn_layer_idx: the attention that mamba_ssm mixes in is not counted here")
+    two = own.get("layer") == "Mamba2"
+    out = {**config, "model_type": "mamba2" if two else "mamba", "expand": own.get("expand", 2)}
+    out |= {"state_size": own.get("d_state", 128 if two else 16), "conv_kernel": own.get("d_conv", 4)}
+    if two:
+        head_dim = own.get("headdim", 64)
+        heads = out["expand"] * whole(config, *HIDDEN) // head_dim
+        out |= {"head_dim": head_dim, "num_heads": heads, "n_groups": own.get("ngroups", 1)}
+    return out
+
+
 def _filled(config: dict, family: str, nested: bool) -> tuple[dict, list[str], dict]:
     """Missing keys from the family's defaults, but never the sizes that make a model: those must be in the file."""
     table = _families()
     known = table.get(family) or table.get(family + "_text") or {}
     notes = []
-    if not known and family not in KNOWN_ELSEWHERE:
+    if not known and family not in KNOWN_ELSEWHERE | ENCODERS:
         what = f"model_type {family!r} is not known here" if family else "the configuration has no model_type"
         notes.append(f"{what}: computed from the common keys as plain attention; check it against the model's code")
     groups = [DECODER_LAYERS, DECODER_HEADS, HIDDEN, KV_HEADS, HEAD_DIM, WINDOW, CHUNK, POSITIONS]

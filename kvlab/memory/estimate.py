@@ -17,7 +17,7 @@ from .formats import kv_formats, weight_format
 from .held import held_bytes
 from .layers import Layer, round_up
 from .params import parameter_count, stored_format
-from .reading import ConfigError, check_whole, find
+from .reading import ConfigError, check_whole, find, first
 from .spellings import FFN, HIDDEN, VOCAB
 
 CUDA_CONTEXT = 512 * 2**20  # a process's CUDA context and libraries: 107 to 555 MiB by card (llama.cpp issue 23604)
@@ -210,8 +210,8 @@ def _activations(arch: Architecture, lengths: Counter, tp: int) -> int:
     hidden = find(arch.config, *HIDDEN)[1]
     if not isinstance(hidden, int):
         return 0
-    ffn = find({k: v for k, v in arch.config.items() if isinstance(v, int)}, *FFN)[1] or 4 * hidden
-    vocab = find(arch.config, *VOCAB)[1] or 0
+    ffn = first(arch.config, *FFN, least=0) or 4 * hidden
+    vocab = first(arch.config, *VOCAB) or 0
     rows = lengths.total()
     tokens = min(sum(n * times for n, times in lengths.items()), max(PREFILL_TOKENS, rows))
     wide = 4 * hidden + -(-(2 * ffn + 2 * hidden) // tp)

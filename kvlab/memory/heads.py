@@ -18,6 +18,8 @@ def attention(config: dict, family: str, i: int, kind: str, mla: bool) -> Layer:
         window = config.get("local_attention") // 2 if config.get("local_attention") else whole(config, *WINDOW)
     index = whole(config, "index_head_dim", default=0, least=0)
     roles = config.get("indexer_types")
+    if roles and i >= len(roles):
+        raise ConfigError(f"indexer_types names {len(roles)} layers; it has nothing for layer {i}")
     if kind != "full" or (roles and roles[i] == "shared") or family.startswith("minimax"):
         index = 0  # only the layer that computes an index keeps it
     if config.get("kv_lora_rank") is not None:
@@ -40,15 +42,18 @@ def attention(config: dict, family: str, i: int, kind: str, mla: bool) -> Layer:
 
 def _kv_heads(config: dict, family: str, i: int, heads: int | None, kind: str) -> int:
     """KV heads of layer `i`; 0 where a search removed its attention."""
-    if "kv_heads_per_layer" in config or "num_key_value_heads_per_layer" in config:
-        return _per_layer(
-            config.get("kv_heads_per_layer") or config["num_key_value_heads_per_layer"], i, "kv_heads_per_layer"
-        )
+    name, listed = find(config, "kv_heads_per_layer", "num_key_value_heads_per_layer")
+    if name is not None:
+        return _per_layer(listed, i, name)
     if heads is None:
         whole(config, *DECODER_HEADS)  # says what is missing
     if isinstance(config.get("block_configs"), list):  # Nemotron NAS: group size, or no attention at all
+        if i >= len(config["block_configs"]):
+            raise ConfigError(f"block_configs has {i} blocks; it has nothing for layer {i}")
         block = config["block_configs"][i]["attention"]
-        return 0 if block.get("no_op") or block.get("replace_with_linear") else heads // block["n_heads_in_group"]
+        return (
+            0 if block.get("no_op") or block.get("replace_with_linear") else heads // whole(block, "n_heads_in_group")
+        )
     if family in ("falcon", "refinedweb", "refinedwebmodel"):
         if flag(config, "multi_query") and not flag(config, "new_decoder_architecture"):
             return 1  # the loaded object also shows num_kv_heads = all heads, which it does not use
@@ -75,6 +80,8 @@ def _kv_heads(config: dict, family: str, i: int, heads: int | None, kind: str) -
         return check_whole("attn_config.kv_n_heads", inner["kv_n_heads"])
     if config.get("multi_query") is True:
         return 1
+    if config.get("n_shared_head") is not None:  # PLaMo: so many query heads share one KV head
+        return -(-heads // whole(config, "n_shared_head"))
     name, value = find(config, *KV_HEADS)
     return heads if name is None else _count(config, KV_HEADS, i)
 

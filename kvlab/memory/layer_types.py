@@ -7,7 +7,7 @@ own pattern counts, as transformers fills it in.
 from __future__ import annotations
 
 from .reading import ConfigError, check_whole, find, flag, whole
-from .spellings import CHUNK, LAYER_TYPES, WINDOW
+from .spellings import CHUNK, LAYER_TYPES, SSM_STATE, WINDOW
 
 # spelling -> the name used here
 _NAMES = {
@@ -31,7 +31,7 @@ def layer_types(config: dict, n: int, family: str, pattern: dict) -> list[str]:
     """
     if family in _ALWAYS_RECURRENT:
         return ["state"] * n
-    types = _listed(config, n) or _periodic(config, n) or _qwen(config, n)
+    types = _listed(config, n) or _periodic(config, n, family) or _qwen(config, n)
     if types is None and pattern.get("pattern"):
         period = pattern["pattern"]
         types = [_name(period[i % len(period)]) for i in range(n)]
@@ -41,12 +41,19 @@ def layer_types(config: dict, n: int, family: str, pattern: dict) -> list[str]:
         has_window, has_chunk = find(config, *WINDOW)[1], find(config, *CHUNK)[1]
         window_off = config.get("use_sliding_window") is False
         if types is None:
+            name, size = find(config, *SSM_STATE)
+            if name and not pattern:
+                raise ConfigError(
+                    f"{name}={size} sizes recurrent layers, but nothing says which these are: layer_types"
+                )
             types = ["sliding" if has_window and not window_off else "chunked" if has_chunk else "full"] * n
         elif not has_window and not config.get("local_attention"):
             types = ["full"] * n  # a pattern of windows without a window
+    elif "chunked" in types and not find(config, *CHUNK)[1]:
+        types = ["full" if t == "chunked" else t for t in types]
     for i in config.get("cross_attention_layers") or []:
-        if i < n:  # Llama 3.2 Vision: these layers look at the image alone
-            types[check_whole("cross_attention_layers", i, 0)] = "cross"
+        if check_whole("cross_attention_layers", i, 0) < n:  # Llama 3.2 Vision: these layers look at the image alone
+            types[i] = "cross"
     return types
 
 
@@ -79,7 +86,7 @@ def _listed(config: dict, n: int) -> list[str] | None:
     return [_name(x) for x in listed]
 
 
-def _periodic(config: dict, n: int) -> list[str] | None:
+def _periodic(config: dict, n: int, family: str) -> list[str] | None:
     """A period or a few numbers that say where the other kind of layer sits."""
 
     def chosen(layers, kind, rest):
@@ -92,6 +99,9 @@ def _periodic(config: dict, n: int) -> list[str] | None:
     if config.get("full_attention_interval") is not None:
         step = whole(config, "full_attention_interval")
         return ["full" if (i + 1) % step == 0 else "state" for i in range(n)]
+    if family == "zamba" and config.get("attn_layer_period") is not None:  # its first three layers are fixed
+        step, at = whole(config, "attn_layer_period"), whole(config, "attn_layer_offset", default=0, least=0)
+        return (["state", "state", "both"] + ["both" if i % step == at else "state" for i in range(n - 3)])[:n]
     if config.get("attn_layer_period") is not None and config.get("hybrid_layer_ids") is None:
         step, first = whole(config, "attn_layer_period"), whole(config, "attn_layer_offset", default=0, least=0)
         return ["full" if i % step == first else "state" for i in range(n)]
@@ -101,6 +111,8 @@ def _periodic(config: dict, n: int) -> list[str] | None:
         return chosen(config["attn_layer_indices"], "full", "state")
     if isinstance(config.get("full_attn_idxs"), list):
         return chosen(config["full_attn_idxs"], "full", "conv")
+    if (types := _nope(config, n, family)) is not None:
+        return types
     if config.get("sliding_window") is None:
         return None
     step = config.get("sliding_window_pattern", config.get("_sliding_window_pattern"))
@@ -111,6 +123,21 @@ def _periodic(config: dict, n: int) -> list[str] | None:
     if step is not None:
         step = check_whole("sliding_window_pattern", step)
         return ["full" if (i + 1) % step == 0 else "sliding" for i in range(n)]
+    return None
+
+
+def _nope(config: dict, n: int, family: str) -> list[str] | None:
+    """Layers without rotary positions: Llama 4's look at everything, the others inside a chunk; SmolLM3's slide."""
+    rotary, step = config.get("no_rope_layers"), whole(config, "no_rope_layer_interval", default=None)
+    if not rotary and step is None:
+        return None
+    rotary = rotary or [int((i + 1) % step != 0) for i in range(n)]
+    if not isinstance(rotary, list) or len(rotary) != n:
+        raise ConfigError(f"no_rope_layers must be a list with one 0 or 1 for each of the {n} layers")
+    if find(config, *CHUNK)[1]:
+        return ["chunked" if x else "full" for x in rotary]
+    if family == "smollm3" and flag(config, "use_sliding_window") and config.get("sliding_window"):
+        return ["full" if x else "sliding" for x in rotary]
     return None
 
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from .catalog import models
 from .engines import BLOCK, GIB, MIB
 from .estimate import estimate
-from .formats import number_format
+from .formats import kv_formats
 from .reading import ConfigError
 
 _N = r"([\d.,]+)"
+_UNIT = "(GiB|MiB|KiB|bytes)"
 # engine, pattern, names of its groups, what it means
 _LINES = [
     ("vllm", rf"#?\s*(?:GPU|CUDA|cuda|rocm) blocks:\s*{_N}", ["blocks"], "blocks in the GPU's pool"),
@@ -35,7 +36,11 @@ _LINES = [
     ("vllm", rf"[Ss]etting attention block size to {_N} tokens", ["block_size"],
      "tokens a block, raised until it is as large as a recurrent layer's state"),
     ("vllm", rf"[Mm]odel (?:weights take|loading took)\s*{_N}\s*GiB", ["weights_gib"], "weights on each GPU"),
-    ("llama.cpp", rf"size =\s*{_N} MiB \(\s*{_N} cells,\s*{_N} layers", ["kv_mib", "cells", "kv_layers"],
+    ("vllm", rf"Loading model weights took\s*{_N}\s*GB", ["weights_gib"], "weights on each GPU (GB here means GiB)"),
+    ("llama.cpp", rf"\bKV buffer size\s*=\s*{_N} MiB", ["buffer_mib"], "the part of the cache on this device"),
+    ("llama.cpp", rf"kv_cache.*: kv_size = {_N}", ["cells"], "tokens that the cache has room for"),
+    ("llama.cpp", rf"(?<!recurrent: )size =\s*{_N} MiB \(\s*{_N} cells,\s*{_N} layers",
+     ["kv_mib", "cells", "kv_layers"],
      "a cache of this many tokens for these layers; layers with a window get a cache of their own"),
     ("llama.cpp", rf"\bK \((\w+)\):?\s*{_N} MiB", ["k_type", "k_mib"], "keys, and their number format"),
     ("llama.cpp", rf"c\^KV \((\w+)\):\s*{_N} MiB", ["k_type", "k_mib"], "MLA's latents, for keys and values both"),
@@ -44,25 +49,39 @@ _LINES = [
     ("llama.cpp", rf"\bn_ctx\s*[=:]?\s*{_N}", ["n_ctx"], "tokens that the context has room for"),
     ("llama.cpp", rf"(?:RS buffer size|llama_memory_recurrent: size)\s*=\s*{_N} MiB", ["state_mib"],
      "recurrent states, the same at any length"),
+    ("llama.cpp", rf'memory\.required\.kv="?{_N} GiB', ["kv_gib"], "keys and values, as Ollama plans them"),
     ("llama.cpp", rf"each KV slot takes\s*{_N} MiB", ["state_mib"], "one sequence's recurrent state"),
     ("sglang", rf"#tokens:\s*{_N}", ["tokens"], "tokens that the pool holds"),
     ("sglang", rf"\bK size:\s*{_N} GB", ["k_gib"], "keys (GB here means GiB)"),
     ("sglang", rf"\bV size:\s*{_N} GB", ["v_gib"], "values (GB here means GiB)"),
     ("sglang", rf"\bKV size:\s*{_N} GB", ["kv_gib"], "latent keys and values (GB here means GiB)"),
+    ("sglang", rf"Load weight end\..*mem usage={_N} GB", ["weights_gib"], "weights on each GPU (GB here means GiB)"),
+    ("sglang", rf"SWAKVPool mem usage: {_N} GB, swa size: {_N}, full size: {_N}",
+     ["kv_gib", "swa_tokens", "full_tokens"],
+     "two pools: layers with a window have room for fewer tokens (GB here means GiB)"),
+    ("sglang", rf"conv_state size: {_N}\s?GB, ssm_state size: {_N}\s?GB", ["conv_gib", "ssm_gib"],
+     "recurrent states of all sequences, the same at any length (GB here means GiB)"),
     ("sglang", rf"max_total_num_tokens={_N}", ["tokens"], "tokens that the pool holds"),
     ("tensorrt-llm", rf"Allocated\s*{_N} GiB for max tokens in paged KV cache \({_N}\)", ["kv_gib", "tokens"],
      "the pool, and the tokens that it holds"),
+    ("tensorrt-llm", rf"Max tokens in paged KV cache: {_N}\. Allocating {_N} bytes", ["tokens", "kv_bytes"],
+     "the tokens that the pool holds, and its size"),
+    ("tensorrt-llm", rf"(?:KV cache primary pool: |\.primaryBlocks=){_N}", ["blocks"], "blocks in the GPU's pool"),
     ("tensorrt-llm", rf"Number of tokens per block:\s*{_N}", ["block_size"], "tokens a block"),
-    ("lmdeploy", rf"\[BlockManager\] block_size = {_N} MB", ["block_mib"], "one block (MB here means MiB)"),
-    ("lmdeploy", rf"\[BlockManager\] max_block_count = {_N}", ["blocks"], "blocks in the pool"),
-    ("torch", rf"Tried to allocate {_N} (GiB|MiB)", ["asked", "asked_unit"], "the one tensor that did not fit"),
+    ("lmdeploy", rf"\[BlockManager\].*\bblock_size = {_N} MB", ["block_mib"], "one block (MB here means MiB)"),
+    ("lmdeploy", rf"\[BlockManager\].*\bmax_block_count = {_N}", ["blocks"], "blocks in the pool"),
+    ("torch", rf"Tried to allocate {_N} {_UNIT}", ["asked", "asked_unit"], "the one tensor that did not fit"),
     ("torch", rf"total capacity of {_N} GiB", ["card_gib"], "the card's memory as the driver reports it"),
-    ("torch", rf"of which {_N} (GiB|MiB) is free", ["free", "free_unit"], "left when it failed"),
-    ("torch", rf"{_N} (GiB|MiB) is allocated by PyTorch", ["allocated", "allocated_unit"], "held by live tensors"),
-    ("torch", rf"{_N} (GiB|MiB) is reserved by PyTorch but unallocated", ["slack", "slack_unit"],
+    ("torch", rf"{_N} GiB total capacity", ["card_gib"], "the card's memory as the driver reports it"),
+    ("torch", rf"{_N} {_UNIT} already allocated", ["allocated", "allocated_unit"], "held by live tensors"),
+    ("torch", rf"allocated; {_N} {_UNIT} free", ["free", "free_unit"], "left when it failed"),
+    ("torch", rf"{_N} {_UNIT} reserved in total by PyTorch", ["reserved", "reserved_unit"], "taken by the allocator"),
+    ("torch", rf"of which {_N} {_UNIT} is free", ["free", "free_unit"], "left when it failed"),
+    ("torch", rf"{_N} {_UNIT} is allocated by PyTorch", ["allocated", "allocated_unit"], "held by live tensors"),
+    ("torch", rf"{_N} {_UNIT} is reserved by PyTorch but unallocated", ["slack", "slack_unit"],
      "kept by the allocator without a tensor in it: fragmentation"),
 ]  # fmt: skip
-_TEXT = {"k_type", "v_type", "asked_unit", "free_unit", "allocated_unit", "slack_unit"}
+_TEXT = {"k_type", "v_type", "asked_unit", "free_unit", "allocated_unit", "reserved_unit", "slack_unit"}
 
 
 @dataclass(frozen=True)
@@ -108,6 +127,9 @@ def explain(text: str) -> Report:
     values = {}
     for finding in findings:
         values |= finding.values
+    parts = [f.values["buffer_mib"] for f in findings if "buffer_mib" in f.values]
+    if parts and not values.keys() & {"kv_mib", "k_mib", "self_mib"}:
+        values["self_mib"] = sum(parts)  # one line a device
     return Report(engine, tuple(findings), values, tuple(_implications(engine, findings, values)))
 
 
@@ -125,6 +147,8 @@ def _bytes(values: dict) -> tuple[float, float] | None:
         return values["kv_gib"] * GIB, _rounding(values["kv_gib"], GIB)
     if "k_gib" in values and "v_gib" in values:
         return (values["k_gib"] + values["v_gib"]) * GIB, 2 * _rounding(values["k_gib"], GIB)
+    if "kv_bytes" in values:
+        return values["kv_bytes"], 0
     if "k_mib" in values:
         return (values["k_mib"] + values.get("v_mib", 0)) * MIB, 0.01 * MIB
     if "self_mib" in values:
@@ -140,7 +164,9 @@ def _rounding(value: float, unit: int) -> float:
 def _implications(engine: str, findings, values: dict):
     block = values.get("block_size", BLOCK.get(engine, 1))
     tokens = values.get("tokens") or values.get("n_ctx") or values.get("cells")
-    if "blocks" in values:
+    if values.get("blocks") == 0:
+        yield "No block at all: weights and activations left no room for the cache."
+    elif "blocks" in values:
         tokens = tokens or values["blocks"] * block
         yield f"{values['blocks']:,} blocks of {block} tokens hold {values['blocks'] * block:,} tokens."
     if "block_mib" in values:
@@ -161,7 +187,7 @@ def _implications(engine: str, findings, values: dict):
         size, slack = held
         low, high = (size - slack) / (tokens + block), (size + slack) / tokens
         yield f"{size / GIB:.2f} GiB for {tokens:,} tokens: about {size / tokens:,.0f} bytes a token" + _named(
-            _who(low, high, values.get("k_type"))
+            _who(low, high, values.get("k_type"), values.get("v_type"))
         )
     if "concurrency" in values and tokens and "max_model_len" in values:
         ratio = tokens / values["max_model_len"]
@@ -174,8 +200,21 @@ def _implications(engine: str, findings, values: dict):
             f"One sequence of {values.get('max_model_len', 0):,} tokens needs {values['needed_gib']} GiB and "
             f"{values['kv_gib']} GiB are there: lower --max-model-len, or try --kv-cache-dtype fp8."
         )
+    if "concurrency" not in values and values.get("tokens", 0) < values.get("max_model_len", 0) and "tokens" in values:
+        yield (
+            f"One sequence may have {values['max_model_len']:,} tokens and the pool holds {values['tokens']:,}: "
+            "lower --max-model-len, raise --gpu-memory-utilization, or try --kv-cache-dtype fp8."
+        )
     if values.get("k_type") in ("f32", "fp32"):
         yield "The cache is in 32 bits: an f16 cache would take half of it."
+    if "swa_tokens" in values:
+        yield (
+            f"Layers with a window hold {values['swa_tokens']:,} tokens, the others {values['full_tokens']:,}: "
+            "no single number of bytes a token describes both."
+        )
+    if "ssm_gib" in values:
+        states = values["ssm_gib"] + values["conv_gib"]
+        yield f"{states:.2f} GiB are recurrent states: they grow with the sequences at once, not with their length."
     if "state_mib" in values:
         yield f"{values['state_mib']} MiB are recurrent states: they do not grow, and a smaller KV format leaves them."
     if "asked" in values:
@@ -185,11 +224,15 @@ def _implications(engine: str, findings, values: dict):
 def _out_of_memory(values: dict):
     """What PyTorch's own message says about the kind of failure."""
 
+    scale = {"GiB": 1024, "KiB": 1 / 1024, "bytes": 1 / MIB}
+
     def mib(name):
         value = values.get(name)
-        return None if value is None else value * (1024 if values.get(f"{name}_unit") == "GiB" else 1)
+        return None if value is None else value * scale.get(values.get(f"{name}_unit"), 1)
 
     asked, free, slack = mib("asked"), mib("free"), mib("slack")
+    if slack is None and "reserved" in values and "allocated" in values:
+        slack = mib("reserved") - mib("allocated")
     yield f"PyTorch asked for {asked:,.0f} MiB at once" + (f" with {free:,.0f} MiB free." if free is not None else ".")
     if slack is not None and free is not None and slack + free >= asked:
         yield "Reserved but unallocated memory would have been enough: fragmentation; try expandable_segments:True."
@@ -199,11 +242,16 @@ def _out_of_memory(values: dict):
         yield "A large allocation failed: a long prompt, or a cache that grows by torch.cat and exists twice."
 
 
-def _who(low: float, high: float, k_type=None) -> list[str]:
+def _who(low: float, high: float, k_type=None, v_type=None) -> list[str]:
     """Models of the catalog whose token takes low to high bytes, in the likeliest format and on the fewest GPUs."""
     formats = {"fp16": "", "fp8": " in fp8", "fp32": " in 32 bits"}
-    if k_type and number_format(k_type).bits < 16:
-        formats = {k_type: f" in {k_type}"}
+    if k_type:
+        both = k_type if v_type in (None, k_type) else f"{k_type}:{v_type}"
+        try:
+            if min(f.bits for f in kv_formats(both)) < 16:
+                formats = {both: f" in {both}"}
+        except ConfigError:  # a format that is not known here names no model
+            return []
     for tp in (1, 2, 4, 8):
         for dtype, said in formats.items():
             factor = {"fp16": 1, "fp8": 0.5, "fp32": 2}.get(dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .architecture import Architecture
 from .layers import Attention, Latent, NoCache, Shared
-from .reading import find, whole
+from .reading import find, first, whole
 from .spellings import FFN, HIDDEN, VOCAB
 
 # families whose MLP is two matrices; all others gate theirs: three
@@ -43,12 +43,12 @@ def parameter_count(arch: Architecture) -> int | None:
     ):
         return None
     try:
-        hidden, vocab = whole(config, *HIDDEN), whole(config, *VOCAB)
+        hidden, vocab = whole(config, *HIDDEN), first(config, *VOCAB)
         mlp = [_mlp(config, arch.family, hidden, i) for i in range(len(arch.layers))]
         attention = [_attention(config, layer, arch.query_heads, hidden) for layer in arch.layers]
     except (ValueError, TypeError):
         return None
-    if None in mlp or None in attention:
+    if vocab is None or None in mlp or None in attention:
         return None
     embeddings = vocab * hidden * (1 if _tied(config, arch.family) else 2)
     return embeddings + sum(mlp) + sum(attention)
@@ -95,7 +95,7 @@ def _attention(config: dict, layer, heads: int | None, hidden: int) -> int | Non
 def _mlp(config: dict, family: str, hidden: int, i: int) -> int | None:
     """One layer's MLP, or all its experts with the shared ones and the router."""
     matrices = 2 if family in _TWO_MATRICES else 3
-    dense = find({k: v for k, v in config.items() if isinstance(v, int)}, *FFN)[1]
+    dense = first(config, *FFN, least=0)
     if dense is None and (family in _TWO_MATRICES or family in ("gpt2",)):
         dense = (config.get("expansion_ratio") or 4) * hidden
     experts = find(config, *_EXPERTS)[1]

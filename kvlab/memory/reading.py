@@ -66,6 +66,18 @@ def whole(config: dict, *names: str, default=_REQUIRED, least: int = 1) -> int:
     return check_whole(name, value, least)
 
 
+def first(config: dict, *names: str, least: int = 1) -> int | None:
+    """The number under the first of `names` that has one; None where none has.
+
+    For what no cache depends on (vocabulary, MLP width, largest position): files state several and mean different
+    things by them, so they may disagree; a list, one number a layer, is passed over. ConfigError for any other thing.
+    """
+    for name in names:
+        if config.get(name) is not None and not isinstance(config[name], list):
+            return check_whole(name, config[name], least)
+    return None
+
+
 def check_whole(name: str, value, least: int = 1) -> int:
     """`value` itself when it is an int of at least `least`; otherwise ConfigError naming it."""
     if isinstance(value, bool) or not isinstance(value, int):

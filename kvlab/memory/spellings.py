@@ -20,10 +20,11 @@ KV_HEADS = (
     "num_kv_heads",
     "n_kv_heads",
     "n_head_kv",
+    "n_kv_head",
     "num_query_groups",
     "multi_query_group_num",
 )
-HIDDEN = ("hidden_size", "n_embd", "d_model", "model_dim", "emb_dim", "embed_dim")
+HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "model_dim", "emb_dim", "embed_dim", "dim")
 HEAD_DIM = ("head_dim", "attention_head_dim", "attention_head_size", "d_kv", "dim_head", "d_head", "kv_channels")
 WINDOW = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
 CHUNK = ("attention_chunk_size",)
@@ -57,6 +58,16 @@ KNOWN_ELSEWHERE = {
     "exaone", "grok-1", "hunyuan", "internlm", "internlm2", "internvl_chat", "jais", "kimi_k2", "kimi_vl", "mimo",
     "minicpm", "minicpmv", "mixformer-sequential", "nemotron-nas", "openelm", "orion", "pangu", "phi-msft", "phi3_v",
     "plamo", "qwen", "refinedweb", "refinedwebmodel", "skywork", "solar", "stablelm_epoch", "telechat", "xverse", "yi",
+}  # fmt: skip
+
+# towers that read an image, a sound or a text once and generate nothing, as encoders of text do
+ENCODERS = {
+    "aimv2_text_model", "align_text_model", "altclip_text_model", "audio-spectrogram-transformer", "beit",
+    "bridgetower_text_model", "chinese_clip_text_model", "clap_text_model", "clip_text_model", "clip_vision_model",
+    "clipseg_text_model", "data2vec-audio", "data2vec-vision", "deit", "dinov2", "dinov3_vit", "flava_text_model",
+    "groupvit_text_model", "hubert", "metaclip_2_text_model", "owlv2_text_model", "owlvit_text_model",
+    "siglip2_text_model", "siglip2_vision_model", "siglip_text_model", "siglip_vision_model", "videomae", "vit",
+    "vit_mae", "wav2vec2", "wav2vec2-bert", "wavlm", "xclip_text_model",
 }  # fmt: skip
 
 # every key whose class default may stand in for a missing one

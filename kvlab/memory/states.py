@@ -46,16 +46,20 @@ def _mamba(config: dict, hidden: int, family: str) -> State:
     conv = whole(config, *SSM_CONV) - 1
     head_keys = [k for k in SSM_HEAD_DIM if family == "mamba2" or k != "head_dim"]
     if find(config, *head_keys)[0]:  # Mamba-2: heads share the inputs B and C in groups
-        head_dim = whole(config, *head_keys)
         heads = whole(config, *[k for k in SSM_HEADS if family == "mamba2" or k != "num_heads"])
+        if find(config, *head_keys)[1] == "auto":  # Bamba, Granite 4, Falcon-H1: the inner width shared out
+            inner = config.get("mamba_d_ssm") or whole(config, *SSM_EXPAND) * hidden
+            head_dim = inner // heads
+        else:
+            head_dim = whole(config, *head_keys)
         groups = whole(config, *SSM_GROUPS, default=1)
         return State(((heads, head_dim * (state + conv)), (groups, 2 * state * conv)))
     if family.startswith("mamba") or family == "falcon_mamba":
-        _, inner = find(config, "intermediate_size")
+        inner = whole(config, "intermediate_size", default=None)
     else:
         inner = None  # a hybrid's intermediate_size is its MLP's
     _, expand = find(config, *SSM_EXPAND)
-    inner = inner or int((2 if expand is None else expand) * hidden)
+    inner = inner or max(1, int((2 if expand is None else expand) * hidden))
     return State(((inner, state + conv),))
 
 

@@ -5,7 +5,9 @@ import json
 import pytest
 
 from kvlab.config import ModelConfig
-from kvlab.memory import ConfigError, architecture, estimate
+from kvlab.memory import ConfigError, advise, architecture, estimate, models
+from kvlab.memory.shapes import SHAPES
+from kvlab.memory.spellings import READ
 
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 GQA = {**SHAPE, "num_key_value_heads": 2}
@@ -39,6 +41,9 @@ def heads(config):
         ({"model_type": "openelm", "model_dim": 64, "num_transformer_layers": 2, "num_query_heads": [2, 4],
           "head_dim": 16, "num_kv_heads": [1, 2]}, [1, 2]),
         ({"model_type": "baichuan", **SHAPE}, [4] * 4),
+        ({"model_type": "bloom", "n_embed": 64, "n_layer": 4, "num_attention_heads": 4}, [4] * 4),
+        ({"model_type": "plamo", **SHAPE, "n_shared_head": 4}, [1] * 4),
+        ({"dim": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "hidden_dim": 128}, [2] * 4),
     ],
 )  # fmt: skip
 def test_kv_heads_in_every_spelling(config, expected):
@@ -76,6 +81,18 @@ def test_kv_heads_in_every_spelling(config, expected):
           "is_encoder_decoder": True}, {"full": 2, "cross": 2}),
         ({"model_type": "mllama", "text_config": {"model_type": "mllama_text_model", **SHAPE, "num_key_value_heads": 2,
           "cross_attention_layers": [1]}}, {"full": 3, "cross": 1}),
+        ({"model_type": "llama4_text", **GQA, "attention_chunk_size": 8, "no_rope_layers": [1, 0, 1, 0]},
+         {"chunked": 2, "full": 2}),
+        ({"model_type": "llama4_text", **GQA, "attention_chunk_size": 8, "no_rope_layers": [],
+          "no_rope_layer_interval": 2}, {"chunked": 2, "full": 2}),
+        ({"model_type": "llama4_text", **GQA, "attention_chunk_size": None}, {"full": 4}),
+        ({"model_type": "smollm3", **GQA, "no_rope_layers": [1, 1, 1, 0], "use_sliding_window": True,
+          "sliding_window": 8}, {"full": 3, "sliding": 1}),
+        ({"model_type": "smollm3", **GQA, "no_rope_layers": [1, 1, 1, 0]}, {"full": 4}),
+        ({"model_type": "zamba", **GQA, "attn_layer_period": 6, "attn_layer_offset": 4}, {"state": 3, "both": 1}),
+        ({"model_type": "clip_vision_model", **SHAPE}, {"none": 4}),
+        ({"model_type": "clip", "text_config": {"model_type": "clip_text_model", **SHAPE}}, {"none": 4}),
+        ({"model_type": "llama", **GQA, "text_config": {}}, {"full": 4}),
         ({"model_type": "hunyuan", **SHAPE, "use_cla": True, "cla_share_factor": 2}, {"full": 2, "shared": 2}),
     ],
 )  # fmt: skip
@@ -119,6 +136,50 @@ def test_an_unknown_family_is_computed_with_a_warning_or_refused():
         architecture({"model_type": "brand_new", **SHAPE, "layer_types": ["linear_attention"] * 4})
 
 
+def test_a_state_whose_head_width_is_auto_or_missing():
+    """Granite 4 and Bamba: heads share the inner width, expand * hidden_size, out among themselves."""
+    granite = {
+        "model_type": "granitemoehybrid", **GQA, "layer_types": ["mamba", "mamba", "mamba", "attention"],
+        "mamba_n_heads": 8, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2,
+    }  # fmt: skip
+    expected = 3 * 4 * (128 * 16 + 3 * (128 + 2 * 16))
+    for said in ({}, {"mamba_d_head": "auto"}, {"mamba_d_head": 16}):
+        assert estimate({**granite, **said}).state_bytes == expected
+
+
+def test_the_files_of_the_mamba_ssm_package():
+    """d_model, n_layer and an ssm_cfg: mamba-2.8b's own config.json; llama.cpp PR 5328 prints 23.75 MiB."""
+    own = {"d_model": 2560, "n_layer": 64, "vocab_size": 50277, "ssm_cfg": {}, "rms_norm": True}
+    assert estimate(own).state_bytes == 23.75 * 2**20 and estimate(own).kv_cache_bytes == 0
+    two = {**own, "ssm_cfg": {"layer": "Mamba2"}}
+    assert estimate(two).state_bytes == 64 * 4 * (5120 * 128 + 3 * (5120 + 2 * 128))
+    with pytest.raises(ConfigError, match="attn_layer_idx"):
+        estimate({**two, "attn_layer_idx": [9, 18]})
+
+
+def test_keys_that_no_cache_depends_on_may_disagree():
+    """Qwen-7B-Chat states 32768 positions and a seq_length of 8192, and means both."""
+    config = {"model_type": "qwen", **SHAPE, "max_position_embeddings": 32768, "seq_length": 8192}
+    assert architecture(config).max_positions == 32768
+    assert advise(config, "t4", params=10**6).cause == "fits"
+
+
+def test_nothing_but_a_sentence_comes_of_nonsense():
+    """Every key that is read, with every kind of value: bytes or a ConfigError, never another exception."""
+    rich = [e["config"] for e in models() if e["config"]["model_type"] in ("llama", "gemma3_text", "jamba", "falcon")]
+    shapes = {c["model_type"]: c for c in rich}.values()
+    tried = 0
+    for config in shapes:
+        for key in sorted(READ | set(SHAPES) | {"quantization_config", "attn_config", "layer_types", "ssm_cfg"}):
+            for value in ("x", "8", 0, -1, 1.5, True, [], {}, [1], ["a"], [None], [{}], [[1]], {"a": 1}):
+                tried += 1
+                try:
+                    estimate({**config, key: value})
+                except ConfigError as error:
+                    assert "\n" not in str(error) and len(str(error)) < 800
+    assert tried > 5000
+
+
 def test_our_own_config_and_files(tmp_path):
     ours = ModelConfig(hidden_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2)
     assert estimate(ours).kv_bytes_per_token == ours.kv_bytes_per_token()
@@ -148,6 +209,18 @@ def test_our_own_config_and_files(tmp_path):
         ({"num_kv_shared_layers": 9}, "num_kv_shared_layers=9"),
         ({"hybrid_override_pattern": "M?M*"}, "'?'"),
         ({"model_type": "reformer"}, "hashed"),
+        ({"model_type": 5}, "model_type=5"),
+        ({"vocab_size": "32000"}, "vocab_size='32000'"),
+        ({"vocab_size": -5}, "vocab_size=-5"),
+        ({"intermediate_size": "x"}, "intermediate_size='x'"),
+        ({"max_position_embeddings": "long"}, "max_position_embeddings='long'"),
+        ({"cross_attention_layers": "x"}, "cross_attention_layers='x'"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"block_configs": [{}]}, "block_configs=[{}]"),
+        ({"block_configs": [{"attention": {"n_heads_in_group": 2}}]}, "nothing for layer 1"),
+        ({"attention_types": [1]}, "attention_types=[1]"),
+        ({"kv_heads_per_layer": [1, 2]}, "nothing for layer 2"),
+        ({"model_type": "brand_new", "mamba_d_state": 16}, "mamba_d_state=16"),
         ({"model_type": "mistral"}, "the file has no num_key_value_heads, and the 8"),
     ],
 )

@@ -217,6 +217,47 @@ def test_what_logs_imply():
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "engine", "values", "words"),
+    [
+        ("llama_context: n_ctx = 262144\n"
+         "llama_kv_cache: size = 6656.00 MiB (262144 cells,  16 layers,  1/1 seqs), "
+         "K (q8_0): 4352.00 MiB, V (q4_0): 2304.00 MiB\n"
+         "llama_memory_recurrent: size =  149.62 MiB (     1 cells,  64 layers,  1 seqs), R (f32):    5.62 MiB",
+         "llama.cpp", {"kv_mib": 6656, "cells": 262144, "state_mib": 149.62}, "Qwen3.6-27B in q8_0:q4_0"),
+        ("llama_context: n_ctx = 8192\nllama_kv_cache:      CUDA0 KV buffer size =   544.00 MiB\n"
+         "llama_kv_cache:      CUDA1 KV buffer size =   480.00 MiB", "llama.cpp", {"self_mib": 1024}, "Llama-3.1-8B"),
+        ("llama_kv_cache_init: kv_size = 4096, offload = 1, type_k = 'f16'\n"
+         "llama_init_from_model: KV self size  =  512.00 MiB, K (f16):  256.00 MiB, V (f16):  256.00 MiB",
+         "llama.cpp", {"cells": 4096, "self_mib": 512}, "131,072 bytes a token"),
+        ("llama_kv_cache: size = 10.00 MiB ( 256 cells, 2 layers, 1 seqs), K (strange9): 5.00 MiB, "
+         "V (strange9): 5.00 MiB", "llama.cpp", {"k_type": "strange9"}, "No model of the catalog"),
+        ("Loading model weights took 14.9595 GB\n# GPU blocks: 0, # CPU blocks: 512",
+         "vllm", {"weights_gib": 14.9595, "blocks": 0}, "no room for the cache"),
+        ("The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache "
+         "(5632).", "vllm", {"tokens": 5632, "max_model_len": 32768}, "lower --max-model-len"),
+        ("[TensorRT-LLM][INFO] Max tokens in paged KV cache: 643136. Allocating 73759981568 bytes.",
+         "tensorrt-llm", {"tokens": 643136, "kv_bytes": 73759981568}, "114,688 bytes a token"),
+        ("[TensorRT-LLM][INFO] Number of blocks in KV cache primary pool: 20098\n"
+         "[TensorRT-LLM][INFO] Number of tokens per block: 32.", "tensorrt-llm", {"blocks": 20098}, "643,136 tokens"),
+        ("Load weight end. type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=63.91 GB, mem usage=15.05 GB.\n"
+         "SWAKVPool mem usage: 12.30 GB, swa size: 104273, full size: 130341",
+         "sglang", {"weights_gib": 15.05, "swa_tokens": 104273}, "130,341"),
+        ("Mamba Cache is allocated. max_mamba_cache_size: 48, conv_state size: 0.51GB, ssm_state size: 21.60GB",
+         "sglang", {"conv_gib": 0.51, "ssm_gib": 21.6}, "22.11 GiB are recurrent states"),
+        ("[TM][INFO] [BlockManager] block_size = 32.000 MB, max_block_count = 1037",
+         "lmdeploy", {"block_mib": 32, "blocks": 1037}, "66,368 tokens"),
+        ("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 14.76 GiB total capacity; 13.60 GiB already "
+         "allocated; 11.75 MiB free; 13.74 GiB reserved in total by PyTorch)", "torch", {"card_gib": 14.76, "free": 11.75},
+         "fragmentation"),
+    ],
+)  # fmt: skip
+def test_engines_word_their_lines_in_several_ways(text, engine, values, words):
+    report = explain(text)
+    assert report.engine == engine and values.items() <= report.values.items()
+    assert words in " ".join(report.implications)
+
+
 def test_a_log_of_no_engine(capsys, tmp_path):
     path = tmp_path / "x.log"
     path.write_text("hello\n")
