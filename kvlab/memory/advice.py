@@ -53,7 +53,8 @@ def advise(model_or_config, memory, batch_size: int = 1, seq_len=1024, **options
     arch, _, known = resolve(model_or_config, options.get("mla", True), options.get("windows", True))
     options = {"params": known, **options} if known else options
     now = fits(arch, room, batch_size, seq_len, **options).estimate
-    lengths = list(seq_len) if isinstance(seq_len, list | tuple) else [seq_len] * batch_size
+    ragged = isinstance(seq_len, list | tuple)
+    longest = max(seq_len) if ragged else seq_len
 
     def total(**changed) -> int:
         return estimate(arch, **{"batch_size": batch_size, "seq_len": seq_len, **options, **changed}).total_bytes
@@ -91,9 +92,8 @@ def advise(model_or_config, memory, batch_size: int = 1, seq_len=1024, **options
             ("int4/64", "some quality; keys per channel lose least (KIVI)", "cache_implementation='quantized'"),
         ):
             consider(f"{dtype} cache", price, how, total(kv_dtype=dtype))
-        longest = max(lengths)
         if longest > WINDOW and any(isinstance(x, Attention) and x.kind == "full" for x in arch.layers):
-            kept = [min(n, WINDOW + 4) for n in lengths]
+            kept = [min(n, WINDOW + 4) for n in seq_len] if ragged else WINDOW + 4
             price = f"what lies more than {WINDOW} tokens back is forgotten; the sinks keep the text fluent"
             consider(f"window {WINDOW} + 4 sinks", price, "a sliding cache (StreamingLLM)", total(seq_len=kept))
         if arch.max_positions and isinstance(seq_len, int) and options.get("layout") == "reserved":
@@ -126,7 +126,7 @@ def advise(model_or_config, memory, batch_size: int = 1, seq_len=1024, **options
         estimate=now,
         memory_bytes=room,
         cause=cause,
-        diagnosis=_diagnosis(now, room, cause, cache, arch.max_positions, max(lengths)),
+        diagnosis=_diagnosis(now, room, cause, cache, arch.max_positions, longest),
         steps=tuple(steps),
         plan=_plan(steps, total, now, room),
         max_batch=max_batch(arch, room, seq_len, **options) if isinstance(seq_len, int) else None,

@@ -148,7 +148,7 @@ def _memory(args) -> int | None:
     if args.memory_gib is None:
         return None
     if not 0 < args.memory_gib < 2**20:
-        raise ConfigError(f"--memory-gib {args.memory_gib} must be more than 0")
+        raise ConfigError(f"--memory-gib {args.memory_gib} must be more than 0 and less than {2**20}")
     return int(args.memory_gib * GIB)
 
 

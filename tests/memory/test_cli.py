@@ -30,6 +30,11 @@ def test_fits_and_does_not(capsys):
     assert run(capsys, "llama-2-7b", "--memory-gib", 10)[0] == 3
 
 
+def test_a_batch_that_no_list_could_hold(capsys):
+    code, out, err = run(capsys, "llama-2-7b", "--gpu", "t4", "--batch", 10**12, "--json")
+    assert code == 3 and not err and json.loads(out)["batch_size"] == 10**12
+
+
 def test_json_has_the_names_of_estimate(capsys):
     argv = [
         "gemma-3-12b",
@@ -248,8 +253,8 @@ def test_what_logs_imply():
         ("[TM][INFO] [BlockManager] block_size = 32.000 MB, max_block_count = 1037",
          "lmdeploy", {"block_mib": 32, "blocks": 1037}, "66,368 tokens"),
         ("CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 14.76 GiB total capacity; 13.60 GiB already "
-         "allocated; 11.75 MiB free; 13.74 GiB reserved in total by PyTorch)", "torch", {"card_gib": 14.76, "free": 11.75},
-         "fragmentation"),
+         "allocated; 11.75 MiB free; 13.74 GiB reserved in total by PyTorch)", "torch",
+         {"card_gib": 14.76, "free": 11.75}, "fragmentation"),
     ],
 )  # fmt: skip
 def test_engines_word_their_lines_in_several_ways(text, engine, values, words):
