@@ -18,20 +18,21 @@ def plain(entry):
     c = entry["config"]
     c = c.get("text_config", c)
     other = ("kv_lora_rank", "kv_heads_per_layer", "full_attention_interval", "num_kv_shared_layers", "state_size")
-    other += ("hybrid_override_pattern", "attn_layer_period", "is_encoder_decoder")
+    other += ("hybrid_override_pattern", "attn_layer_period", "is_encoder_decoder", "block_types")
     if any(c.get(k) is not None for k in other) or c["model_type"] == "bert":
         return None
 
     def first(*names):
         return next((c[k] for k in names if c.get(k) is not None), None)
 
-    heads = first("num_attention_heads", "n_head", "n_heads")
+    heads = first("num_attention_heads", "n_head", "n_heads", "num_heads")
     kv = first("num_key_value_heads", "multi_query_group_num")
     if c["model_type"] == "falcon":
         kv = c.get("num_kv_heads") if c.get("new_decoder_architecture") else 1
+    kv = kv or c.get("attn_config", {}).get("kv_n_heads")
     if c.get("multi_query") and c["model_type"] == "gpt_bigcode":
         kv = 1
-    dim = first("head_dim", "kv_channels") or first("hidden_size", "n_embd", "d_model") // heads
+    dim = first("head_dim", "kv_channels") or first("hidden_size", "n_embd", "n_embed", "d_model") // heads
     return first("num_hidden_layers", "n_layer", "n_layers", "num_layers"), kv or heads, dim
 
 
@@ -71,6 +72,8 @@ def test_states(entry):
         v = c["linear_num_value_heads"] * c["linear_value_head_dim"]
         k = c["linear_num_key_heads"] * c["linear_key_head_dim"]
         values = v * c["linear_key_head_dim"] + (c["linear_conv_kernel_dim"] - 1) * (v + 2 * k)
+    elif c["model_type"] == "recurrent_gemma":
+        values = c["lru_width"] * (1 + c["conv1d_width"] - 1)
     else:
         inner = c["hidden_size"] * c.get("expand", c.get("mamba_expand"))
         columns = c.get("conv_kernel", c.get("mamba_d_conv")) - 1
@@ -107,6 +110,11 @@ def test_every_name_and_alias_finds_its_entry(entry):
         ("llama3_70b_hf", "meta-llama/Meta-Llama-3-70B"),
         ("google/gemma-3-27b-it-qat", "google/gemma-3-27b-it"),
         ("Qwen2.5-7B-Instruct-AWQ", "Qwen/Qwen2.5-7B"),
+        ("TheBloke/Mistral-7B-Instruct-v0.1-AWQ", "mistralai/Mistral-7B-v0.1"),
+        ("TheBloke/Mixtral-8x7B-Instruct-v0.1-GPTQ", "mistralai/Mixtral-8x7B-v0.1"),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", "mistralai/Mistral-Small-24B-Base-2501"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct-AWQ", "Qwen/Qwen2.5-32B"),
+        ("bigscience/bloomz-560m", "bigscience/bloom-560m"),
     ],
 )
 def test_variants_share_a_shape(name, entry):

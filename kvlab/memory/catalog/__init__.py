@@ -84,6 +84,8 @@ def _index(entries: list[dict]) -> dict[str, dict]:
     for entry in entries:
         for name in (entry["name"], *entry["aliases"]):
             names.setdefault(_key(name), entry)
+    for entry in entries:  # what an entry is called without Base or Instruct, where no other is called so
+        names.setdefault(_key(_without_variants(entry["name"])), entry)
     return names
 
 
@@ -100,10 +102,8 @@ def _key(name: str) -> str:
 
 
 def _without_variants(name: str) -> str:
-    parts = re.split(r"[-_ ]", re.sub(r"\([^)]*\)", "", name).rsplit("/", 1)[-1].strip())
-    while len(parts) > 1 and parts[-1].lower() in _VARIANTS:
-        parts.pop()
-    return "-".join(parts)
+    first, *rest = re.split(r"[-_ ]", re.sub(r"\([^)]*\)", "", name).rsplit("/", 1)[-1].strip())
+    return "-".join([first, *(part for part in rest if part.lower() not in _VARIANTS)])
 
 
 def _suggest(name: str, names: dict[str, dict]) -> str:
