@@ -189,7 +189,8 @@ def _line(engine, arch, tokens, k, v, k_bytes, v_bytes, state, block, cells) -> 
     if engine == "tensorrt-llm":
         return f"[MemUsageChange] Allocated {total / GIB:.2f} GiB for max tokens in paged KV cache ({tokens})."
     if engine == "lmdeploy":
-        return f"block size {total // max(1, tokens) * block >> 20} MB, {-(-tokens // block)} blocks of {block} tokens"
+        size = total // max(1, tokens) * block >> 20
+        return f"[BlockManager] block_size = {size} MB, max_block_count = {-(-tokens // block)}"
     if engine == "transformers":
         return f"{-(-tokens // block)} blocks of {block} tokens, {total / GIB:.2f} GiB"
     names = {"fp32": "f32", "fp16": "f16"}

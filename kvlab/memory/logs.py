@@ -6,11 +6,13 @@ One table of lines per engine; every pattern names its numbers, and explain() co
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 
+from .architecture import architecture
 from .catalog import models
 from .engines import BLOCK, GIB, MIB
-from .estimate import estimate
 from .formats import kv_formats
 from .reading import ConfigError
 
@@ -242,6 +244,14 @@ def _out_of_memory(values: dict):
         yield "A large allocation failed: a long prompt, or a cache that grows by torch.cat and exists twice."
 
 
+@cache
+def _catalog() -> list:
+    """(name, query heads, ((layer, how many), ...)) of every model: its configuration is read once."""
+    read = ((entry["name"].rsplit("/")[-1], architecture(entry["config"])) for entry in models())
+    alike = ((name, arch, Counter(x for x in arch.layers if x.kind != "cross")) for name, arch in read)
+    return [(name, arch.query_heads, tuple(layers.items())) for name, arch, layers in alike]
+
+
 def _who(low: float, high: float, k_type=None, v_type=None) -> list[str]:
     """Models of the catalog whose token takes low to high bytes, in the likeliest format and on the fewest GPUs."""
     formats = {"fp16": "", "fp8": " in fp8", "fp32": " in 32 bits"}
@@ -254,18 +264,17 @@ def _who(low: float, high: float, k_type=None, v_type=None) -> list[str]:
             return []
     for tp in (1, 2, 4, 8):
         for dtype, said in formats.items():
-            factor = {"fp16": 1, "fp8": 0.5, "fp32": 2}.get(dtype)
             out = []
-            for entry in models():
-                if factor and tp == 1:
-                    one = entry["kv_bytes_per_token"] * factor
-                else:
-                    try:
-                        one = estimate(entry["config"], 1, 1, dtype, tp).kv_bytes_per_token
-                    except ConfigError:  # heads that this many GPUs cannot share
-                        continue
+            k, v = kv_formats(dtype)
+            for name, heads, layers in _catalog():
+                if heads and heads % tp:
+                    continue
+                try:
+                    one = sum(n * layer.kv_bytes(1, k, v, tp) for layer, n in layers)
+                except ConfigError:  # KV heads that this many GPUs cannot share
+                    continue
                 if low <= one <= high:
-                    out.append(entry["name"].rsplit("/")[-1] + said + (f" on {tp} GPUs" if tp > 1 else ""))
+                    out.append(name + said + (f" on {tp} GPUs" if tp > 1 else ""))
             if out:
                 return out
     return []

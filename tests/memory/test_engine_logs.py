@@ -117,7 +117,26 @@ def test_the_other_figures_of_vllm():
 
 def test_lmdeploy_counts_mib():
     """A block of 64 tokens of Llama-2-7B is 32 MiB."""
-    assert predict("lmdeploy", "llama-2-7b", 640).line.startswith("block size 32 MB, 10 blocks")
+    assert "block_size = 32 MB, max_block_count = 10" in predict("lmdeploy", "llama-2-7b", 640).line
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama.cpp", "ik_llama.cpp", "sglang", "tensorrt-llm", "lmdeploy"])
+def test_what_is_predicted_can_be_read(engine):
+    assert explain(predict(engine, "qwen3-8b", 40960, "f16").line).engine in (engine, "llama.cpp")
+
+
+def test_no_model_is_read_twice_for_a_log(monkeypatch):
+    """A figure that no model has is compared with the whole catalog, in every format, on 1, 2, 4 and 8 GPUs."""
+    from kvlab.memory import architecture, logs
+
+    read = []
+    monkeypatch.setattr(logs, "architecture", lambda config: read.append(1) or architecture(config))
+    logs._catalog.cache_clear()
+    for tokens in (99_999, 77_777):
+        odd = explain(f"Available KV cache memory: 37.77 GiB\nGPU KV cache size: {tokens:,} tokens")
+        assert "No model of the catalog" in odd.implications[0]
+    assert len(read) == len(logs.models())
+    logs._catalog.cache_clear()
 
 
 @pytest.mark.parametrize(
