@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kvlab.attention import View, attend, narrower, rope, rope_angles, rope_frequencies, visible
 from kvlab.caches.base import KVCache
 from kvlab.config import ModelConfig
+from kvlab.linear import Linear
 from kvlab.words import kind_of
 
 
@@ -24,10 +25,10 @@ class Attention(nn.Module):
         C, H, n_kv, D = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
         bias = config.attention_bias or config.qkv_bias
         self.layer, self.head_dim, self.window = layer, D, config.window(layer)
-        self.q_proj = nn.Linear(C, H * D, bias=bias)
-        self.k_proj = nn.Linear(C, n_kv * D, bias=bias)
-        self.v_proj = nn.Linear(C, n_kv * D, bias=bias)
-        self.o_proj = nn.Linear(H * D, C, bias=config.attention_bias)
+        self.q_proj = Linear(C, H * D, bias=bias)
+        self.k_proj = Linear(C, n_kv * D, bias=bias)
+        self.v_proj = Linear(C, n_kv * D, bias=bias)
+        self.o_proj = Linear(H * D, C, bias=config.attention_bias)
 
     def forward(self, x: Tensor, now: Pass) -> Tensor:
         B, T, _ = x.shape
@@ -52,9 +53,9 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         C, F_, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(C, F_, bias=bias)
-        self.up_proj = nn.Linear(C, F_, bias=bias)
-        self.down_proj = nn.Linear(F_, C, bias=bias)
+        self.gate_proj = Linear(C, F_, bias=bias)
+        self.up_proj = Linear(C, F_, bias=bias)
+        self.down_proj = Linear(F_, C, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -101,9 +102,9 @@ class GPT(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
+            self.embed_tokens.weight = self.lm_head.weight
         self.rope_freq = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         self._freq: dict[tuple, Tensor] = {}
         self.init_weights(seed)
@@ -113,14 +114,10 @@ class GPT(nn.Module):
         rng = torch.Generator().manual_seed(seed)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                if module.weight.device.type != "meta":
-                    nn.init.normal_(module.weight, std=0.02, generator=rng)
+                if module.weight.device.type != "meta":  # by rows, however the weight is stored
+                    module.weight.data.copy_(torch.empty(module.weight.shape).normal_(std=0.02, generator=rng))
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)
-            if isinstance(module, nn.Linear):
-                # Same shape (out, in), stored column by column: decoding multiplies one vector by each matrix, and
-                # BLAS streams that layout from memory about 1.5 times as fast on a CPU.
-                module.weight.data = module.weight.data.t().contiguous().t()
 
     @property
     def device(self) -> torch.device:
