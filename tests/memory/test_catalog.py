@@ -6,7 +6,7 @@ from kvlab.memory import ConfigError, architecture, estimate, find_gpu, find_mod
 from kvlab.memory.params import parameter_count
 
 MODELS, GPUS = models(), gpus()
-SURE = {"file", "class", "log", "recalled"}
+SURE = {"file", "class", "log", "unchecked"}
 
 
 def by_name(entries):
@@ -83,7 +83,7 @@ def test_states(entry):
 
 @by_name(GPUS)
 def test_gpu(entry):
-    assert entry["confidence"] in ("driver", "recalled") and entry["source"]
+    assert entry["confidence"] in ("driver", "unchecked") and entry["source"]
     assert 0.89 < entry["memory_mib"] / (entry["label_gb"] * 1024) < 1.03  # what the driver reports, not the label
     assert entry["bandwidth_gb_s"] > 0 and isinstance(entry["bf16"], bool)
     for alias in entry["aliases"]:

@@ -1,7 +1,7 @@
 """The catalog: models and cards by name, case and punctuation ignored, with suggestions for a name that is not there.
 
 models.json: a configuration for each model, what it comes to, and how sure it is ("file": read in the public source
-named; "class": a default of transformers' configuration class; "log": an engine's log line reproduces it; "recalled").
+named; "class": a default of transformers' configuration class; "log": an engine's log line reproduces it; "unchecked").
 gpus.json: memory as the driver reports it, which is less than the label on the box ("driver": seen in its output).
 Loads no torch.
 """
