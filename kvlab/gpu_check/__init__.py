@@ -18,6 +18,7 @@ import torch
 from kvlab.gpu_check import allocator, logits, report, speed
 from kvlab.gpu_check.setup import Check, dtypes_of, has_fp8, make_model
 from kvlab.measure import about, best_device, best_dtype, memory
+from kvlab.measure.about import device_named
 
 
 def run(device=None, quick: bool = False, out: str | Path | None = None, progress=print) -> tuple[bool, dict]:
@@ -25,7 +26,7 @@ def run(device=None, quick: bool = False, out: str | Path | None = None, progres
 
     quick: tiny sizes, as always on a CPU. Raises ValueError for a device that is not there.
     """
-    device = _device(device)
+    device = best_device() if device is None else device_named(str(device))
     quick = quick or device.type == "cpu"
     with memory(device):  # the first use imports much of torch: let it, and let the collector pass over all that
         torch.zeros(1, device=device)
@@ -79,21 +80,6 @@ def _run(device: torch.device, quick: bool, out, progress) -> tuple[bool, dict]:
     files = report.save(Path(out), line, checks, rows, notes, seconds, versions) if out is not None else []
     passed = all(c.ok for c in checks)
     return passed, {"checks": checks, "speed": rows, "text": words, "files": files}
-
-
-def _device(name) -> torch.device:
-    if name is None:
-        return best_device()
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device {name!r} is none; use cuda, mps or cpu") from None
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(device.type, False) or (
-        device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
-    ):
-        raise ValueError(f"device {str(device)!r} is not there; this machine's best is {str(best_device())!r}")
-    return device
 
 
 def main(argv: list[str] | None = None) -> int:
