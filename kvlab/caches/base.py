@@ -1,7 +1,7 @@
 """KVCache: the one interface. A cache is an object passed to model(ids, cache): a new generation is a new cache.
 
 A small cache of your own needs one method, `append`. The caches of this package write `_write` instead, and
-leave the checks, the positions and the undoing of a failed step to this file.
+leave the checks, the positions and the undoing of a failed step to this file. (All that they may write: StepHooks.)
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from kvlab.caches.step import (  # noqa: F401  (what a cache file needs, it take
     NotOffered,
     RewindError,
     Step,
+    StepHooks,
     bytes_per_token,
     check_keys_values,
     check_length,
-    ints,
+    check_rows,
+    check_same_model,
+    per_row,
     plan_step,
     slot_is_position,
 )
 from kvlab.config import check_int
 
 
-class KVCache:
+class KVCache(StepHooks):
     """Keys and values of the tokens seen so far, for every layer, of `batch_size` rows.
 
     append(layer, k, v, pos) -> View     stores k, v (B, n_kv, T, D) at positions pos (B, T) and shows what may be seen
@@ -77,7 +80,7 @@ class KVCache:
 
         Shorter rows are padded at the left with -1, so that the last column is each row's newest token.
         """
-        new = self._per_row("lengths", lengths)
+        new = per_row("lengths", lengths, self.batch_size)
         if min(new) < 0:
             raise ValueError(f"lengths={lengths} must be 0 or more new tokens")
         T = max(new)
@@ -139,11 +142,7 @@ class KVCache:
 
     def reorder(self, rows) -> None:
         """Row i becomes what row rows[i] was; rows may repeat or be dropped (beam search, finished rows)."""
-        rows = ints("reorder", rows)
-        if bad := [r for r in rows if not 0 <= r < self.batch_size]:
-            raise ValueError(f"reorder: row {bad[0]} does not exist; rows run from 0 to {self.batch_size - 1}")
-        if not rows:
-            raise ValueError("reorder: rows is empty; keep at least one row")
+        rows = check_rows(rows, self.batch_size)
         self._forget_step()
         lengths = [self.lengths[r] for r in rows]
         self._reorder(rows)
@@ -151,7 +150,7 @@ class KVCache:
 
     def rewind(self, n: int | list[int]) -> None:
         """Forget the newest n tokens of every row, or n[b] of row b. Raises RewindError past what can be undone."""
-        n = self._per_row("rewind", n)
+        n = per_row("rewind", n, self.batch_size)
         for row, (x, length) in enumerate(zip(n, self.lengths)):
             largest = self._largest_rewind(row)
             if x < 0:
@@ -184,37 +183,8 @@ class KVCache:
         """The part of nbytes that holds tokens now."""
         return self.nbytes
 
-    # ---- for subclasses
-
-    def _write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> View:
-        raise NotOffered(f"{type(self).__name__} has neither append nor _write")
-
-    def _check_room(self, step: Step) -> None:
-        """Raise CacheFull if the step does not fit."""
-
-    def _begin(self, step: Step) -> None:
-        """Once per forward pass, before the first layer writes: what all layers share."""
-
-    def _finish(self, step: Step) -> None:
-        """Once per forward pass, after the last layer."""
-
-    def _undo(self, step: Step) -> None:
-        """Restore what an unfinished step has overwritten."""
-
-    def _reorder(self, rows: list[int]) -> None:
-        raise NotOffered(f"{type(self).__name__} does not offer reorder")
-
-    def _rewind(self, n: list[int]) -> None:
-        raise NotOffered(f"{type(self).__name__} does not offer rewind")
-
     def _largest_rewind(self, row: int) -> int:
         return self.lengths[row]
-
-    def _per_row(self, name: str, n: int | list[int]) -> list[int]:
-        each = [n] * self.batch_size if isinstance(n, int) else ints(name, n)
-        if len(each) != self.batch_size:
-            raise ValueError(f"{name} names {len(each)} rows, the cache has {self.batch_size}")
-        return each
 
     def _plan(self, pos: Tensor) -> Step:
         return plan_step(pos, self.lengths)
@@ -223,10 +193,4 @@ class KVCache:
         if self._broken:
             raise RuntimeError(self._broken)
         check_keys_values(k, v, pos, self.dtype, self.device)
-        if layer >= self._layers > 0:  # its earlier tokens would be missing
-            raise ValueError(f"layer {layer} is one more than the {self._layers} seen so far: a cache serves one model")
-        held, new = self._shapes.get(layer), (k.shape[1], k.shape[3], v.shape[3])
-        if held is not None and new != held:
-            raise ValueError(
-                f"layer {layer} has (n_kv, D, D of values) = {new}, the cache holds {held}: a cache serves one model"
-            )
+        check_same_model(layer, (k.shape[1], k.shape[3], v.shape[3]), self._shapes, self._layers)

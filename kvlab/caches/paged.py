@@ -7,9 +7,8 @@ from torch import Tensor
 
 from kvlab.attention import View
 from kvlab.caches.base import KVCache, Step, bytes_per_token, slot_is_position
-from kvlab.caches.pool import BlockPool
+from kvlab.caches.pool import BlockPool, pool_for
 from kvlab.caches.row import Row
-from kvlab.words import kind_of
 
 
 class PagedCache(KVCache):
@@ -32,22 +31,11 @@ class PagedCache(KVCache):
         num_blocks: int | None = None,
         pool: BlockPool | None = None,
     ):
-        if pool is not None and not isinstance(pool, BlockPool):
-            raise TypeError(f"pool is {kind_of(pool)}, not a BlockPool")
-        if pool is not None and num_blocks is not None:
-            raise ValueError(
-                f"num_blocks={num_blocks} and a pool, which has its own {pool.num_blocks}: give one of them"
-            )
         self.rows: list[Row] = []
         super().__init__(batch_size, max_length)
-        if pool is None:
-            if num_blocks is None:  # a block_size that is none is for the pool to refuse
-                good = isinstance(block_size, int) and block_size > 0
-                num_blocks = batch_size * -(-max_length // block_size) if good else 1
-            pool = BlockPool(num_blocks, block_size)
-        self.pool = pool
+        self.pool = pool = pool_for(pool, num_blocks, block_size, batch_size, max_length)
         self.rows = [Row(pool) for _ in self.rows]
-        self.block_size = self.pool.block_size
+        self.block_size = pool.block_size
         self._table: Tensor | None = None  # the block tables as one tensor (B, longest), made anew when they change
 
     @property
@@ -84,11 +72,9 @@ class PagedCache(KVCache):
         fresh = pool.allocate(sum(new) + len(shared))
         self._added, self._replaced = new, []
         for r, i in shared:  # copy on write
-            table, block = self.rows[r].table, fresh.pop()
-            self.bytes_copied += pool.copy(table[i], block)
-            self._replaced.append((r, i, table[i]))
-            pool.release(table[i])
-            table[i] = block
+            block = fresh.pop()
+            self.bytes_copied += pool.copy(self.rows[r].table[i], block)
+            self._replaced.append((r, i, self.rows[r].swap(i, block)))
         for row, n, start, after in zip(self.rows, new, step.start, step.after):
             row.table += [fresh.pop() for _ in range(n)]
             if after > start and start % bs:
@@ -108,8 +94,7 @@ class PagedCache(KVCache):
         return torch.tensor(full, dtype=torch.int64, device=device)
 
     def _write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> View:
-        B, n = k.shape[0], self.view_pos.shape[1]
-        longest = self._table.shape[1]
+        (B, longest), n = self._table.shape, self.view_pos.shape[1]
         parts = []
         for held, x in zip(self.pool.storage(layer, k, v), (k, v)):
             n_kv, _, bs, D = held.shape
@@ -125,9 +110,8 @@ class PagedCache(KVCache):
         for row, n in zip(self.rows, self._added):
             row.keep(len(row.table) - n)
         for r, i, block in self._replaced:
-            self.pool.release(self.rows[r].table[i])
             self.pool.share(block)
-            self.rows[r].table[i] = block
+            self.rows[r].swap(i, block)
         self._table = None
 
     # ---- rows
@@ -161,10 +145,8 @@ class PagedCache(KVCache):
 
     def commit(self, row: int, ids) -> None:
         """Register the row's full blocks, which hold `ids`, so that match_prefix can find them, even when freed."""
-        if len(ids) < self._row(row).length:
-            raise ValueError(
-                f"row {row} has {self.rows[row].length} tokens, only {len(ids)} ids are given: name them all"
-            )
+        if len(ids) < (n := self._row(row).length):
+            raise ValueError(f"row {row} has {n} tokens, only {len(ids)} ids are given: name them all")
         self.rows[row].commit([int(i) for i in ids])
 
     def fork(self) -> PagedCache:

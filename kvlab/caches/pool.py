@@ -8,6 +8,7 @@ from collections import OrderedDict
 from torch import Tensor
 
 from kvlab.config import check_int
+from kvlab.words import kind_of
 
 
 class PoolExhausted(RuntimeError):
@@ -149,3 +150,17 @@ class BlockPool:
     @property
     def used_blocks(self) -> int:
         return self.num_blocks - len(self.free)
+
+
+def pool_for(pool: BlockPool | None, num_blocks: int | None, block_size: int, rows: int, max_length: int) -> BlockPool:
+    """The pool that is given, or a new one: of num_blocks, or with room for `rows` rows of max_length tokens."""
+    if pool is None:
+        if num_blocks is None:  # a block_size that is none is for the pool to refuse
+            good = isinstance(block_size, int) and block_size > 0
+            num_blocks = rows * -(-max_length // block_size) if good else 1
+        return BlockPool(num_blocks, block_size)
+    if not isinstance(pool, BlockPool):
+        raise TypeError(f"pool is {kind_of(pool)}, not a BlockPool")
+    if num_blocks is not None:
+        raise ValueError(f"num_blocks={num_blocks} and a pool, which has its own {pool.num_blocks}: give one of them")
+    return pool

@@ -24,6 +24,12 @@ class Row:
         i = self.length // self.pool.block_size
         return i if self.length % self.pool.block_size and self.pool.ref[self.table[i]] > 1 else None
 
+    def swap(self, i: int, block: int) -> int:
+        """Put `block`, whose reference this table takes over, in place of entry i -> the block that was there."""
+        old, self.table[i] = self.table[i], block
+        self.pool.release(old)
+        return old
+
     def keep(self, blocks: int) -> None:
         """Release all but the first `blocks` blocks, the last one first: so prefixes survive longest in the pool."""
         while len(self.table) > blocks:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from kvlab.attention import View
     from kvlab.caches.base import KVCache
 
 
@@ -52,6 +53,31 @@ class Step:
         return torch.nonzero(self.pos >= 0, as_tuple=True)
 
 
+class StepHooks:
+    """What a cache file of this package may write; all but _write can be left as they are."""
+
+    def _write(self, layer: int, k: Tensor, v: Tensor, step: Step) -> View:
+        raise NotOffered(f"{type(self).__name__} has neither append nor _write")
+
+    def _check_room(self, step: Step) -> None:
+        """Raise CacheFull if the step does not fit."""
+
+    def _begin(self, step: Step) -> None:
+        """Once per forward pass, before the first layer writes: what all layers share."""
+
+    def _finish(self, step: Step) -> None:
+        """Once per forward pass, after the last layer."""
+
+    def _undo(self, step: Step) -> None:
+        """Restore what an unfinished step has overwritten."""
+
+    def _reorder(self, rows: list[int]) -> None:
+        raise NotOffered(f"{type(self).__name__} does not offer reorder")
+
+    def _rewind(self, n: list[int]) -> None:
+        raise NotOffered(f"{type(self).__name__} does not offer rewind")
+
+
 def plan_step(pos: Tensor, lengths: list[int]) -> Step:
     """The step that `pos` (B, T) describes. Raises ValueError unless each row goes on from its length.
 
@@ -89,6 +115,35 @@ def check_keys_values(k: Tensor, v: Tensor, pos: Tensor, dtype: torch.dtype | No
             raise ValueError(f"{name} are {x.dtype}, the cache holds {dtype}: a cache serves one dtype")
         if device is not None and x.device != device:
             raise ValueError(f"{name} are on {x.device}, the cache is on {device}: make a cache for that device")
+
+
+def check_same_model(layer: int, new: tuple[int, int, int], shapes: dict[int, tuple], layers: int) -> None:
+    """Raises ValueError for a layer, or for (n_kv, D, D of values), that the cache's earlier steps did not have."""
+    if layer >= layers > 0:  # its earlier tokens would be missing
+        raise ValueError(f"layer {layer} is one more than the {layers} seen so far: a cache serves one model")
+    held = shapes.get(layer, new)
+    if new != held:
+        raise ValueError(
+            f"layer {layer} has (n_kv, D, D of values) = {new}, the cache holds {held}: a cache serves one model"
+        )
+
+
+def per_row(name: str, n: int | list[int], batch_size: int) -> list[int]:
+    """One number for all rows, or one for each, as a list."""
+    each = [n] * batch_size if isinstance(n, int) else ints(name, n)
+    if len(each) != batch_size:
+        raise ValueError(f"{name} names {len(each)} rows, the cache has {batch_size}")
+    return each
+
+
+def check_rows(rows, batch_size: int) -> list[int]:
+    """The rows of a reorder as a list, each of which must exist."""
+    rows = ints("reorder", rows)
+    if bad := [r for r in rows if not 0 <= r < batch_size]:
+        raise ValueError(f"reorder: row {bad[0]} does not exist; rows run from 0 to {batch_size - 1}")
+    if not rows:
+        raise ValueError("reorder: rows is empty; keep at least one row")
+    return rows
 
 
 def check_length(cache: KVCache, step: Step) -> None:
