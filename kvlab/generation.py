@@ -200,9 +200,9 @@ def _forward(model, feed: list[list[int]], cache, chunk: int | None) -> Tensor:
     else:
         pos = torch.tensor([[-1] * (T - n) + list(range(n)) for n in lengths])
     pos = pos.to(device)
-    if cache is not None:
-        cache.check_room(pos)
     chunk = chunk or T
+    if cache is not None and chunk < T:  # all of the prompt fits, or nothing is stored; the model checks one call alone
+        cache.check_room(pos)
     for start in range(0, T, chunk):
         part = slice(start, start + chunk)
         logits = model(ids[:, part], cache, pos[:, part], logits_to_keep=1)
