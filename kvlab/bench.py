@@ -19,8 +19,8 @@ from kvlab.bench_sides import RIVALS, Cached, Transformers, twin_of
 from kvlab.bench_table import notes, table
 from kvlab.cli import Parser
 from kvlab.config import ModelConfig
-from kvlab.measure import SampledSteps, Timing, about, bandwidth, best_device, best_dtype, live_tensors_bytes
-from kvlab.measure.about import device_named
+from kvlab.measure import SampledSteps, Timing, about, bandwidth, best_dtype, live_tensors_bytes
+from kvlab.measure.about import device_for
 from kvlab.measure.sweep import bar, free, out_of_memory
 from kvlab.measure.timing import clock_on
 from kvlab.model import GPT
@@ -233,7 +233,7 @@ def _uncached(row, side, model, ids, new, clock):
 def _load(model, dtype, device) -> GPT:
     if isinstance(model, GPT):
         return model
-    device = best_device() if device is None else device_named(str(device))
+    device = device_for(device)
     dtype = dtype or best_dtype(device)
     if model == "toy":
         return GPT(TOY).to(device, dtype)

@@ -20,8 +20,8 @@ import torch
 
 from kvlab.checkpoint import CheckpointError, Stored, empty_model, fill, read_folder, save_pretrained
 from kvlab.gguf_file import GGUFFile
-from kvlab.measure import best_device, best_dtype
-from kvlab.measure.about import device_named
+from kvlab.measure import best_dtype
+from kvlab.measure.about import device_for
 from kvlab.memory.architecture import model_config
 from kvlab.memory.reading import load_config
 from kvlab.model import GPT
@@ -202,7 +202,7 @@ def _stop_ids(folder: Path) -> list[int]:
 
 
 def _where(dtype, device) -> tuple[torch.dtype, torch.device]:
-    device = best_device() if device is None else device_named(str(device))
+    device = device_for(device)
     dtype = best_dtype(device) if dtype is None else dtype
     if dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"dtype={dtype!r} must be torch.float32, float16, bfloat16 or float64")

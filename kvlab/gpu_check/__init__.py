@@ -17,8 +17,8 @@ import torch
 
 from kvlab.gpu_check import allocator, logits, report, speed
 from kvlab.gpu_check.setup import Check, dtypes_of, has_fp8, make_model
-from kvlab.measure import about, best_device, best_dtype, memory
-from kvlab.measure.about import device_named
+from kvlab.measure import about, best_dtype, memory
+from kvlab.measure.about import device_for
 
 
 def run(device=None, quick: bool = False, out: str | Path | None = None, progress=print) -> tuple[bool, dict]:
@@ -26,7 +26,7 @@ def run(device=None, quick: bool = False, out: str | Path | None = None, progres
 
     quick: tiny sizes, as always on a CPU. Raises ValueError for a device that is not there.
     """
-    device = best_device() if device is None else device_named(str(device))
+    device = device_for(device)
     quick = quick or device.type == "cpu"
     with memory(device):  # the first use imports much of torch: let it, and let the collector pass over all that
         torch.zeros(1, device=device)

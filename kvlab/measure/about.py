@@ -37,6 +37,11 @@ def device_named(text: str, where: str = "device") -> torch.device:
     return torch.device(text)
 
 
+def device_for(device=None) -> torch.device:
+    """The device that was asked for (a name or a torch.device), or the best one. ValueError if it is not there."""
+    return best_device() if device is None else device_named(str(device))
+
+
 def best_dtype(device=None) -> torch.dtype:
     """The dtype to run a model in: float32 on a CPU, bfloat16 on a GPU, float16 where it lacks that (T4, V100, MPS).
 
