@@ -17,7 +17,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-KIB, MIB = 2**10, 2**20
+MIB = 2**20
 SMALL = MIB  # the largest request of the small pool
 
 

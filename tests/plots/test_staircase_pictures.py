@@ -1,9 +1,9 @@
 """The staircase's pictures, and every stop of its explorer."""
 
-import time
 import xml.etree.ElementTree as ET
 
 import pytest
+from sweeping import swept
 
 from kvlab.plots import charts, figures, staircase
 from kvlab.staircase import Height, changes, heights
@@ -49,19 +49,10 @@ def test_a_saw_is_solid_in_both_twins():
 
 def test_every_stop_of_the_explorer_draws_within_a_tick(capsys):
     explorer = staircase.StaircaseExplorer()
-    steps, longest, start = [], 0.0, time.perf_counter()
-    for step in explorer.sweep():
-        longest = max(longest, time.perf_counter() - start)
-        steps.append(step)
-        ET.fromstring(explorer.html.value)
-        assert step.labels and all(any(c.isdigit() for c in label) for label in step.labels), step
-        start = time.perf_counter()
-    assert {s.control for s in steps} == {*explorer.by_name, "all"}
+    shown = swept(explorer, capsys)
     for name in explorer.by_name:
         if name != "shown":  # at 64 tokens there is no more to show than 64
-            assert len({str(s.labels) for s in steps if s.control == name}) > 1, name
-    with capsys.disabled():
-        print(f"\n  StaircaseExplorer: {len(steps)} stops, slowest tick {1e3 * longest:.1f} ms", end="")
+            assert len(shown[name]) > 1, name
 
 
 @pytest.mark.parametrize("length, shown", [(64, 16), (1024, 1024), (32768, 256)])
