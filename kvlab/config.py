@@ -15,6 +15,9 @@ class ModelConfig:
     sliding_window:      a query sees this many keys, its own included; applies to layers of type "sliding_attention".
     layer_types:         one of "full_attention" or "sliding_attention" per layer; None means all alike
                          (sliding where sliding_window is set, full otherwise).
+    kv_owner:            per layer, the layer whose keys and values it uses; None means its own. A layer that follows
+                         another has no key and value projections and stores nothing (Gemma 3n, CLA arXiv 2405.12981):
+                         with kv_owner=(0, 0, 2, 2) layers 1 and 3 follow 0 and 2, and a cache holds half as much.
     attention_bias:      biases on q, k, v and o (Llama's switch). qkv_bias: on q, k and v alone (Qwen2).
     rope_scaling:        None, {"rope_type": "linear", "factor": ...} or {"rope_type": "llama3", ...}.
 
@@ -38,6 +41,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     sliding_window: int | None = None
     layer_types: tuple[str, ...] | None = None
+    kv_owner: tuple[int, ...] | None = None
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
@@ -91,6 +95,8 @@ class ModelConfig:
                 raise ValueError(f"layer type {kind!r} is neither 'full_attention' nor 'sliding_attention'")
         if "sliding_attention" in self.layer_types and self.sliding_window is None:
             raise ValueError("layer_types has 'sliding_attention', so sliding_window must say how many keys it sees")
+        fill("kv_owner", range(self.num_hidden_layers))
+        object.__setattr__(self, "kv_owner", check_owners(self.kv_owner, self.layer_types))
 
     def window(self, layer: int) -> int | None:
         """How many keys a query of this layer sees, its own included; None means all."""
@@ -101,9 +107,14 @@ class ModelConfig:
         """Query heads that share one KV head: 1 for MHA, num_attention_heads for MQA."""
         return self.num_attention_heads // self.num_key_value_heads
 
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """The layers that store keys and values of their own: all, unless kv_owner says otherwise."""
+        return tuple(sorted(set(self.kv_owner)))
+
     def kv_bytes_per_token(self, itemsize: int = 2) -> int:
         """Bytes of keys and values that one token adds in all layers, at `itemsize` bytes a number (2 = fp16)."""
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * itemsize
+        return 2 * len(self.kv_layers) * self.num_key_value_heads * self.head_dim * itemsize
 
     def with_(self, **changes) -> ModelConfig:
         """A copy with some fields changed; derived fields that you do not name are kept as they are."""
@@ -111,6 +122,26 @@ class ModelConfig:
         if unknown:
             raise ValueError(f"ModelConfig has no field {', '.join(sorted(unknown))}")
         return replace(self, **changes)
+
+
+def check_owners(kv_owner, layer_types: tuple[str, ...]) -> tuple[int, ...]:
+    """kv_owner as a tuple. Raises ValueError unless every layer follows itself or an earlier layer of its own type that
+    follows itself."""
+    owners = tuple(kv_owner)
+    if len(owners) != len(layer_types):
+        raise ValueError(f"kv_owner names {len(owners)} layers, num_hidden_layers={len(layer_types)}")
+    for layer, owner in enumerate(owners):
+        check_int(f"kv_owner of layer {layer}", owner, 0)
+        if owner > layer:
+            raise ValueError(f"layer {layer} cannot use the keys of layer {owner}, which comes after it: see kv_owner")
+        if owners[owner] != owner:
+            raise ValueError(f"layer {layer} follows layer {owner}, which follows {owners[owner]}: name that one")
+        if layer_types[owner] != layer_types[layer]:
+            raise ValueError(
+                f"layer {layer} is of type {layer_types[layer]!r} and follows layer {owner}, of type "
+                f"{layer_types[owner]!r}: keys are shared among layers of one type"
+            )
+    return owners
 
 
 def check_int(name: str, value, least: int = 1) -> None:

@@ -25,23 +25,30 @@ class Attention(nn.Module):
         C, H, n_kv, D = config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim
         bias = config.attention_bias or config.qkv_bias
         self.layer, self.head_dim, self.window = layer, D, config.window(layer)
+        self.owner = config.kv_owner[layer]  # the layer whose keys and values are used here, nearly always this one
         self.q_proj = Linear(C, H * D, bias=bias)
-        self.k_proj = Linear(C, n_kv * D, bias=bias)
-        self.v_proj = Linear(C, n_kv * D, bias=bias)
+        if self.owner == layer:
+            self.k_proj = Linear(C, n_kv * D, bias=bias)
+            self.v_proj = Linear(C, n_kv * D, bias=bias)
         self.o_proj = Linear(H * D, C, bias=config.attention_bias)
 
     def forward(self, x: Tensor, now: Pass) -> Tensor:
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, n_kv, T, D)
-        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
-        q, k = rope(q, now.angles), rope(k, now.angles)
-        cache = now.cache
-        view = cache.append(self.layer, k, v, now.pos) if cache is not None else View(k, v, now.pos)
+        q, cache = rope(q, now.angles), now.cache
+        if self.owner == self.layer:
+            k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, n_kv, T, D)
+            v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
+            k = rope(k, now.angles)
+            view = cache.append(self.layer, k, v, now.pos) if cache is not None else View(k, v, now.pos)
+            if self.layer in now.followed:
+                now.views[self.layer] = view
+        else:
+            view = now.views[self.owner]
         mask = now.mask(view, self.window)
         if cache is not None and cache.wants_weights:
             y, weights = attend(q, view, mask, want_weights=True)
-            cache.observe(self.layer, weights)
+            cache.observe(self.owner, weights)
         else:
             y = attend(q, view, mask)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))
@@ -75,10 +82,14 @@ class Block(nn.Module):
 
 
 class Pass:
-    """What the layers of one forward pass share: positions, their angles, the cache, and masks made once."""
+    """What the layers of one forward pass share: positions, their angles, the cache, masks made once, and the views of
+    layers that others follow (no others: a view may be a large temporary)."""
 
-    def __init__(self, pos: Tensor, angles: tuple[Tensor, Tensor], cache: KVCache | None):
-        self.pos, self.angles, self.cache, self.masks = pos, angles, cache, {}
+    def __init__(
+        self, pos: Tensor, angles: tuple[Tensor, Tensor], cache: KVCache | None, followed: frozenset = frozenset()
+    ):
+        self.pos, self.angles, self.cache, self.followed = pos, angles, cache, followed
+        self.masks, self.views = {}, {}
 
     def mask(self, view: View, layer_window: int | None) -> Tensor | None:
         window = narrower(layer_window, view.window)
@@ -107,6 +118,7 @@ class GPT(nn.Module):
             self.embed_tokens.weight = self.lm_head.weight
         self.rope_freq = rope_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         self._freq: dict[tuple, Tensor] = {}
+        self.followed = frozenset(owner for layer, owner in enumerate(config.kv_owner) if owner != layer)
         self.init_weights(seed)
         self.eval()
 
@@ -162,7 +174,7 @@ class GPT(nn.Module):
     def run(self, ids: Tensor, pos: Tensor, cache: KVCache | None) -> Tensor:
         """Embedding and layers -> hidden states (B, T, C)."""
         x = self.embed_tokens(ids)
-        now = Pass(pos, rope_angles(pos, self.freq_on(pos.device, x.dtype), x.dtype), cache)
+        now = Pass(pos, rope_angles(pos, self.freq_on(pos.device, x.dtype), x.dtype), cache, self.followed)
         for block in self.layers:
             x = block(x, now)
         return x
