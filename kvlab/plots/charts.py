@@ -80,6 +80,10 @@ def _lines(data: dict, width: float, height: float | None) -> str:
             svg.cross(
                 place(x, ys.lo)[0], top, look.color, f"{' '.join(pictures.label(s)[0])}: did not fit at {xs.label(x)}"
             )
+        for x, y, words in zip(s["x"], s["y"], s.get("names", ()), strict=False):
+            if y is not None and words:
+                px, py = place(x, y)
+                svg.text(px + 8, py - 8, words, 12.5, look.text, halo=True)
         ends.append(points[-1] if points else (right, top))
     places = spread([e[1] for e in ends], 16 * pictures.label_rows(series) + 1, top, bottom)
     for s, (names, slope), (ex, ey), y in zip(series, labels, ends, places, strict=True):

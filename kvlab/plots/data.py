@@ -8,6 +8,7 @@ kind "lines"
     series     list of {"variant": a key of theme.VARIANTS or None, "label": by default its name ("\\n" breaks it),
                "x": numbers, "y": numbers, None where it did not fit,
                "sampled": bools, True where the point was measured on a sample and scaled up (drawn hollow),
+               "names": words beside the points, one each ("" for none): a scatter of things that have names,
                "points": False hides the markers (closed forms), "dashed": True for predictions beside measurements,
                "solid": True draws it without its variant's dash, in which a saw would fall apart,
                "slope": a fitted exponent to print, "low", "high": the spread of y (a light band)}
@@ -55,7 +56,7 @@ def check(data: dict) -> str:
     if missing:
         raise ValueError(f"a picture of kind {kind!r} also needs {', '.join(missing)}")
     for s in data.get("series", ()):
-        for key in ("y", "sampled", "low", "high"):
+        for key in ("y", "sampled", "low", "high", "names"):
             if key in s and len(s[key]) != len(s["x"]):
                 raise ValueError(f"series {name(s)!r} has {len(s['x'])} x but {len(s[key])} {key}")
     for b in data.get("bars", ()):
@@ -140,6 +141,13 @@ def describe(data: dict) -> str:
 
 def _describe_series(s: dict, data: dict) -> str:
     unit, at, done = data["y"].get("unit", ""), data.get("at"), finished(s)
+    if s.get("names"):
+        named = [n for n, y in zip(s["names"], s["y"], strict=True) if y is not None]
+        words = [
+            f"{n} {theme.number(y, unit)} at {theme.number(x, data['x'].get('unit', ''))}".strip()
+            for n, (x, y, _) in zip(named, done, strict=True)
+        ]
+        return f"{' '.join(label(s)[0])}: {', '.join(words) or 'no points'}"
     if at is not None and done:
         chosen = [min(done, key=lambda p: abs(p[0] - at))]
     else:

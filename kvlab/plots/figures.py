@@ -155,6 +155,10 @@ def _lines(ax, data: dict) -> None:
             ax.plot(
                 [x], [0.99], "x", color=look.color, ms=8, mew=2.4, clip_on=False, transform=ax.get_xaxis_transform()
             )
+        for x, y, words in zip(s["x"], s["y"], s.get("names", ()), strict=False):
+            if y is not None and words:
+                ax.annotate(words, (x, y), (6, 5), textcoords="offset points", color=look.text, fontsize=9.5,
+                            path_effects=_HALO, zorder=4)  # fmt: skip
         ends.append((done[-1][0], ys.at(done[-1][1])) if done else (xs.hi, 1.0))
     places = spread([y for _, y in ends], 0.05 * pictures.label_rows(series), 0, 1)
     for s, (x, y), place in zip(series, ends, places, strict=True):

@@ -37,14 +37,15 @@ def plotly_lines(data: dict) -> go.Figure:
     ends = []
     for s in series:
         look, done, lost = theme.style(s.get("variant")), pictures.finished(s), pictures.unfinished(s)
+        named = [n for n, y in zip(s.get("names") or [""] * len(s["x"]), s["y"], strict=True) if y is not None]
         said, symbol = " ".join(pictures.label(s)[0]), theme.MARKERS[look.marker][1]
         dash = ",".join(f"{d}px" for d in (pictures.dash(s, look.dash))) or "solid"
         figure.add_scatter(
             x=[x for x, _, _ in done], y=[y for _, y, _ in done], name=said, hovertemplate="%{text}",
             mode="lines+markers" if s.get("points", True) else "lines", line={"color": look.color, "dash": dash},
             marker={"symbol": [symbol + ("-open" if sampled else "") for _, _, sampled in done], "size": 9},
-            text=[f"{theme.number(y, unit)} at {theme.number(x, data['x'].get('unit', ''))}"
-                  + (", sampled" if sampled else "") for x, y, sampled in done],
+            text=[f"{n} {theme.number(y, unit)} at {theme.number(x, data['x'].get('unit', ''))}".strip()
+                  + (", sampled" if sampled else "") for n, (x, y, sampled) in zip(named, done, strict=True)],
         )  # fmt: skip
         if lost:
             figure.add_scatter(

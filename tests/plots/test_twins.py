@@ -45,6 +45,21 @@ def test_the_words_hold_every_bar_and_both_ends_of_a_line():
     assert "17 (new)" in data.describe(SLOTS) and "3 (evicted)" in data.describe(SLOTS)
 
 
+def test_named_points_carry_their_names_everywhere():
+    series = {"variant": "full", "x": [16, 32, 64], "y": [1.0, None, 4.0], "names": ["int8", "lost", "<int2>"]}
+    picture = {**LINES, "series": [series], "limits": []}
+    words = data.describe(picture)
+    assert "int8 1 s at 16 tokens, <int2> 4 s at 64 tokens" in words and "lost" not in words
+    (svg,) = svgs(picture)
+    written = [t.text for t in svg.iter(SVG + "text")]
+    assert "int8" in written and "<int2>" in written and "lost" not in written
+    drawn = [t.get_text() for t in figures.draw(picture).axes[0].texts]
+    assert "int8" in drawn and "<int2>" in drawn and "lost" not in drawn
+    assert interactive.plotly_lines(picture).data[0].text == ("int8 1 s at 16 tokens", "<int2> 4 s at 64 tokens")
+    with pytest.raises(ValueError, match="3 x but 2 names"):
+        data.check({**picture, "series": [{**series, "names": ["a", "b"]}]})
+
+
 def test_everything_is_escaped():
     svg = charts.draw(LINES)
     assert "<b>" not in svg and "Time &lt;b&gt;&amp;" in svg and "&lt;4&gt;" in charts.draw(SLOTS)
