@@ -19,7 +19,7 @@ class ModelConfig:
                          another has no key and value projections and stores nothing (Gemma 3n, CLA arXiv 2405.12981):
                          with kv_owner=(0, 0, 2, 2) layers 1 and 3 follow 0 and 2, and a cache holds half as much.
     kv_lora_rank:        numbers in the latent that stands for a token's keys and values; None means ordinary attention.
-                         It needs qk_nope_head_dim and qk_rope_head_dim (a head's query and key, without position and with),
+                         It needs qk_nope_head_dim and qk_rope_head_dim (a head's key, without and with a position),
                          v_head_dim, and q_lora_rank (None: queries straight from the hidden state). head_dim is then
                          qk_rope_head_dim, the part that turns. (DeepSeek-V2, arXiv 2405.04434; see kvlab.mla)
     attention_bias:      biases on q, k, v and o (Llama's switch). qkv_bias: on q, k and v alone (Qwen2).
@@ -116,14 +116,14 @@ class ModelConfig:
 
     @property
     def group_size(self) -> int:
-        """Query heads that share what a cache stores as one head: 1 for MHA, num_attention_heads for MQA and a latent."""
+        """Query heads that share one stored head: 1 for MHA, num_attention_heads for MQA and for a latent."""
         return self.num_attention_heads // self.kv_shape[0]
 
     @property
     def kv_shape(self) -> tuple[int, int, int]:
         """What a cache stores of a token in a layer: (heads, numbers in a key, numbers in a value).
 
-        With kv_lora_rank: (1, kv_lora_rank, qk_rope_head_dim): the latent goes where keys go, the turned key where values.
+        With kv_lora_rank (1, kv_lora_rank, qk_rope_head_dim): the latent as the key, the turned part as the value.
         """
         if self.kv_lora_rank is not None:
             return 1, self.kv_lora_rank, self.qk_rope_head_dim

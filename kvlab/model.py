@@ -1,4 +1,4 @@
-"""One GPT: RMSNorm, RoPE, SwiGLU, and MHA, GQA or MQA. It never knows which cache it has.
+"""One GPT: RMSNorm, RoPE, SwiGLU, and MHA, GQA, MQA or MLA (mla.py). It never knows which cache it has.
 
 Submodules carry Hugging Face's names, so that a Llama checkpoint's tensors fit by name.
 Shapes: B rows, T new tokens, C hidden_size, H query heads, n_kv KV heads, D head_dim.
@@ -14,6 +14,7 @@ from kvlab.attention import View, attend, narrower, rope, rope_angles, rope_freq
 from kvlab.caches.base import KVCache
 from kvlab.config import ModelConfig
 from kvlab.linear import Linear
+from kvlab.mla import LatentAttention
 from kvlab.words import kind_of
 
 
@@ -72,7 +73,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = Attention(config, layer)
+        self.self_attn = (Attention if config.kv_lora_rank is None else LatentAttention)(config, layer)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config)
 
