@@ -21,9 +21,10 @@ from kvlab.cli import Parser
 from kvlab.config import ModelConfig
 from kvlab.measure import SampledSteps, Timing, about, bandwidth, best_dtype, live_tensors_bytes
 from kvlab.measure.about import device_for
-from kvlab.measure.sweep import bar, free, out_of_memory
+from kvlab.measure.sweep import free, out_of_memory
 from kvlab.measure.timing import clock_on
 from kvlab.model import GPT
+from kvlab.progress import bar
 
 VARIANTS: dict[str, tuple[str, dict] | None] = {
     "none": None,
