@@ -17,11 +17,14 @@ class PagedCache(KVCache):
     Blocks may be shared: fork() and fork_row() copy tables, not keys, and a shared block is copied when one of its
     owners writes to it (copy on write); match_prefix() takes over full blocks that an earlier row has left behind.
     Rows come and go: add_row(), fork_row(), free_row().
+    over(rows) is a cache of rows that somebody else owns, a scheduler for instance.
     A step allocates all it needs before the first layer writes, or raises PoolExhausted with every row as it was.
     Bytes: the pool's keys and values num_blocks*block_size*n_kv*D*itemsize each per layer; tables 8*B*(longest table).
     Copied per layer and step: the gathered blocks, B*(longest table)*block_size*one; and each block copied on write.
     max_length sizes a pool of the cache's own: batch_size rows of that length. pool: take blocks from that one instead.
     """
+
+    owns_rows = True
 
     def __init__(
         self,
@@ -38,6 +41,14 @@ class PagedCache(KVCache):
         self.block_size = pool.block_size
         self._table: Tensor | None = None  # the block tables as one tensor (B, longest), made anew when they change
 
+    @classmethod
+    def over(cls, rows: list[Row]) -> PagedCache:
+        """These rows, of one pool, as a batch: a step writes into them and moves their lengths on. They stay their
+        owner's: the cache may be dropped after the step, and their blocks are not released with it."""
+        cache = cls(1, pool=rows[0].pool)
+        cache.rows, cache.owns_rows = list(rows), False
+        return cache
+
     @property
     def lengths(self) -> list[int]:
         return [row.length for row in self.rows]
@@ -50,37 +61,21 @@ class PagedCache(KVCache):
 
     # ---- one step
 
-    def _needs(self, step: Step) -> tuple[list[int], list[tuple[int, int]]]:
-        """New blocks per row, and the shared blocks (row, index in table) that the step is about to write into."""
-        new = [row.needs(after) for row, after in zip(self.rows, step.after)]
-        shared, left = [], {}  # left: block -> owners that have not copied it; the last of them may write in place
-        for r, (row, start, after) in enumerate(zip(self.rows, step.start, step.after)):
+    def _check_room(self, step: Step) -> None:
+        new, left = 0, {}  # left: shared block -> owners that have not copied it; the last of them may write in place
+        for row, start, after in zip(self.rows, step.start, step.after):
+            new += row.needs(after)
             if after > start and (i := row.shared_tail()) is not None:
                 block = row.table[i]
                 left[block] = left.get(block, self.pool.ref[block]) - 1
-                if left[block]:
-                    shared.append((r, i))
-        return new, shared
-
-    def _check_room(self, step: Step) -> None:
-        new, shared = self._needs(step)
-        self.pool.check_free(sum(new) + len(shared))
+                new += left[block] > 0
+        self.pool.check_free(new)
 
     def _begin(self, step: Step) -> None:
-        pool, bs, device = self.pool, self.block_size, step.pos.device
-        new, shared = self._needs(step)
-        fresh = pool.allocate(sum(new) + len(shared))
-        self._added, self._replaced = new, []
-        for r, i in shared:  # copy on write
-            block = fresh.pop()
-            self.bytes_copied += pool.copy(self.rows[r].table[i], block)
-            self._replaced.append((r, i, self.rows[r].swap(i, block)))
-        for row, n, start, after in zip(self.rows, new, step.start, step.after):
-            row.table += [fresh.pop() for _ in range(n)]
-            if after > start and start % bs:
-                pool.forget(row.table[start // bs])  # written to: no longer what it was registered as
-        pool.clear([row.table[-1] for row, n in zip(self.rows, new) if n])  # the others are filled by this step
-        if self._table is None or any(new) or shared or self._table.device != device:
+        bs, device = self.block_size, step.pos.device
+        self._grown = [row.grow(after) for row, after in zip(self.rows, step.after)]
+        self.bytes_copied += sum(copied[2] for _, copied in self._grown if copied)
+        if self._table is None or any(any(grown) for grown in self._grown) or self._table.device != device:
             self._table = self._table_tensor(device)
         rows, columns = step.real
         pos = step.pos[rows, columns]
@@ -107,11 +102,11 @@ class PagedCache(KVCache):
         return View(*parts, self.view_pos, all_visible=step.uniform and step.pos.shape[1] == 1)
 
     def _undo(self, step: Step) -> None:
-        for row, n in zip(self.rows, self._added):
-            row.keep(len(row.table) - n)
-        for r, i, block in self._replaced:
-            self.pool.share(block)
-            self.rows[r].swap(i, block)
+        for row, (blocks, copied) in zip(self.rows, self._grown):
+            row.keep(len(row.table) - blocks)
+            if copied:
+                self.pool.share(copied[1])
+                row.swap(copied[0], copied[1])
         self._table = None
 
     # ---- rows
@@ -159,7 +154,7 @@ class PagedCache(KVCache):
 
     def __del__(self):
         """A cache that nobody holds any more, a fork for instance, gives its blocks back."""
-        for row in getattr(self, "rows", ()):
+        for row in getattr(self, "rows", ()) if self.owns_rows else ():
             row.keep(0)
 
     def _append_row(self, row: Row) -> int:

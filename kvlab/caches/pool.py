@@ -115,6 +115,16 @@ class BlockPool:
             self.block_of[key] = block
             self.key_of[block] = key
 
+    def find(self, ids: list[int]) -> tuple[list[int], list[bytes]]:
+        """The full blocks that begin `ids`, at most len(ids) - 1 tokens of it, and their keys. Takes nothing."""
+        blocks, key, bs = {}, b"", self.block_size
+        for start in range(0, (len(ids) - 1) // bs * bs, bs):
+            key = self.chain(key, ids[start : start + bs])
+            if key not in self.block_of:
+                break
+            blocks[key] = self.block_of[key]
+        return list(blocks.values()), list(blocks)
+
     def forget(self, block: int) -> None:
         """The block's content is about to change: no prefix may find it any more."""
         key = self.key_of.pop(block, None)

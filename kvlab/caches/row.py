@@ -1,10 +1,18 @@
-"""One sequence of a paged cache: its block table, and the prefixes it shares with others."""
+"""One sequence of a paged cache: its block table, how it grows, and the prefixes it shares with others."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvlab.caches.pool import BlockPool
+
+
+class Growth(NamedTuple):
+    """What Row.grow did, so that a step that fails can be undone."""
+
+    blocks: int  # added at the end of the table
+    copied: tuple[int, int, int] | None  # entry of the table, the block that stood there, bytes copied from it
 
 
 @dataclass
@@ -14,6 +22,7 @@ class Row:
     pool: BlockPool
     length: int = 0
     table: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)  # of the blocks, from the first on, that commit() has registered
 
     def needs(self, after: int) -> int:
         """How many blocks the table lacks to hold `after` tokens."""
@@ -24,42 +33,62 @@ class Row:
         i = self.length // self.pool.block_size
         return i if self.length % self.pool.block_size and self.pool.ref[self.table[i]] > 1 else None
 
-    def swap(self, i: int, block: int) -> int:
-        """Put `block`, whose reference this table takes over, in place of entry i -> the block that was there."""
+    def cost(self, after: int) -> int:
+        """How many free blocks grow(after) takes."""
+        return self.needs(after) + (after > self.length and self.shared_tail() is not None)
+
+    def grow(self, after: int) -> Growth:
+        """Slots for `after` tokens in all, of which new ones are to be written now. PoolExhausted: nothing changed.
+
+        A shared block that will be written to is copied first (copy on write); its last owner keeps it.
+        """
+        pool, bs, copied = self.pool, self.pool.block_size, None
+        new, i = self.needs(after), self.shared_tail() if after > self.length else None
+        fresh = pool.allocate(new + (i is not None))
+        if i is not None:
+            block, old = fresh.pop(), self.table[i]
+            copied = i, old, pool.copy(old, block)
+            self.swap(i, block)
+        if after > self.length and self.length % bs:  # written to: no longer what it was registered as
+            pool.forget(self.table[self.length // bs])
+            del self.keys[self.length // bs :]
+        self.table += fresh
+        if new and after % bs:
+            pool.clear(self.table[-1:])  # the others are filled by this step
+        return Growth(new, copied)
+
+    def swap(self, i: int, block: int) -> None:
+        """Put `block`, whose reference this table takes over, in place of entry i."""
         old, self.table[i] = self.table[i], block
         self.pool.release(old)
-        return old
 
     def keep(self, blocks: int) -> None:
         """Release all but the first `blocks` blocks, the last one first: so prefixes survive longest in the pool."""
         while len(self.table) > blocks:
             self.pool.release(self.table.pop())
+        del self.keys[blocks:]
 
     def copy(self) -> Row:
         """A row with the same blocks: only the table is copied."""
         for block in self.table:
             self.pool.share(block)
-        return Row(self.pool, self.length, list(self.table))
+        return Row(self.pool, self.length, list(self.table), list(self.keys))
 
     def match_prefix(self, ids: list[int]) -> int:
         """Take over the full blocks in the pool that begin `ids`, at most len(ids) - 1 tokens -> tokens matched.
 
         One token must be left to compute, or there would be no logits to go on from.
         """
-        key, bs = b"", self.pool.block_size
-        for start in range(0, (len(ids) - 1) // bs * bs, bs):
-            key = self.pool.chain(key, ids[start : start + bs])
-            if key not in self.pool.block_of:
-                break
-            block = self.pool.block_of[key]
+        blocks, keys = self.pool.find(ids)
+        for block in blocks:
             self.pool.share(block)
-            self.table.append(block)
-            self.length += bs
+        self.table, self.keys, self.length = blocks, keys, len(blocks) * self.pool.block_size
         return self.length
 
     def commit(self, ids: list[int]) -> None:
         """Register the full blocks, which hold `ids`, so that other rows can find them."""
-        key, bs = b"", self.pool.block_size
-        for i in range(self.length // bs):
-            key = self.pool.chain(key, ids[i * bs : (i + 1) * bs])
+        bs = self.pool.block_size
+        for i in range(len(self.keys), self.length // bs):
+            key = self.pool.chain(self.keys[-1] if i else b"", ids[i * bs : (i + 1) * bs])
             self.pool.register(self.table[i], key)
+            self.keys.append(key)

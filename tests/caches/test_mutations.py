@@ -160,9 +160,9 @@ def undo_the_ring_alone(self, step, undo=SlidingWindowCache._undo):
     self.sink_k = sinks
 
 
-def filled_with_block_0(self, device):
-    longest = max(len(row.table) for row in self.rows)
-    return torch.tensor([row.table + [0] * (longest - len(row.table)) for row in self.rows])
+def filled_with_the_longest_rows_block(self, device):
+    longest = max((row.table for row in self.rows), key=len)
+    return torch.tensor([row.table + longest[:1] * (len(longest) - len(row.table)) for row in self.rows])
 
 
 def nothing(self, *args):
@@ -206,7 +206,7 @@ BUGS = {
     "prefix hash without its parent": ("prefix", [(BlockPool, "chain", staticmethod(chain_without_parent))]),
     "short tables filled with another row's block": (
         "neighbours",
-        [(PagedCache, "_table_tensor", filled_with_block_0)],
+        [(PagedCache, "_table_tensor", filled_with_the_longest_rows_block)],
     ),
     "used blocks not cleared": ("neighbours", [(BlockPool, "clear", nothing)]),
     "a failed step stays, growing": ("rollback of growing", [(GrowingCache, "_undo", nothing)]),
