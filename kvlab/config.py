@@ -144,6 +144,8 @@ class ModelConfig:
         unknown = set(changes) - {f.name for f in fields(self)}
         if unknown:
             raise ValueError(f"ModelConfig has no field {', '.join(sorted(unknown))}")
+        if self.kv_owner == tuple(range(self.num_hidden_layers)):
+            changes.setdefault("kv_owner", None)  # every layer its own: that holds for any number of layers
         return replace(self, **changes)
 
 

@@ -78,3 +78,12 @@ def test_an_unknown_name_of_the_package():
 
     with pytest.raises(AttributeError, match="module 'kvlab' has no attribute 'Cache'"):
         kvlab.Cache  # noqa: B018
+
+
+def test_a_copy_with_fewer_layers_needs_no_word_about_kv_owner():
+    config = ModelConfig(num_hidden_layers=4)
+    assert config.with_(num_hidden_layers=2, layer_types=None).kv_owner == (0, 1)
+    shared = config.with_(kv_owner=(0, 0, 2, 2))
+    assert shared.with_(hidden_size=64, head_dim=None).kv_owner == (0, 0, 2, 2)
+    with pytest.raises(ValueError, match="kv_owner names 4 layers"):
+        shared.with_(num_hidden_layers=2, layer_types=None)
