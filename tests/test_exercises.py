@@ -36,6 +36,26 @@ def one_tensor(nbytes):
     return a, 2 * 2**20 if a <= 2**20 else 20 * 2**20 if a < 10 * 2**20 else -(-a // 2**21) * 2**21
 
 
+class Ring(Grows):
+    """A right sliding cache: two sinks and the last six tokens."""
+
+    window, sinks = 6, 2
+
+    def slot(self, p):
+        return p if p < 2 else 2 + (p - 2) % 6
+
+    def append(self, layer, k, v, pos):
+        if layer not in self.k:
+            self.k[layer], self.v[layer] = k.new_zeros(2, len(k), k.shape[1], 8, k.shape[3])
+            self.pos[layer] = pos.new_full((len(pos), 8), -1)
+        held = self.k[layer], self.v[layer], self.pos[layer]
+        view = [torch.cat(pair, dim) for pair, dim in zip(zip(held, (k, v, pos)), (2, 2, 1))]
+        for row, t in (pos >= 0).nonzero().tolist():
+            at = self.slot(int(pos[row, t]))
+            held[0][row, :, at], held[1][row, :, at], held[2][row, at] = k[row, :, t], v[row, :, t], pos[row, t]
+        return kvlab.View(*view, self.window, self.sinks)
+
+
 RIGHT = {
     "00.1": 2 * 28 * 8 * 128 * 2,
     "00.2": 4096,  # 2 GiB / 512 KiB
@@ -49,6 +69,9 @@ RIGHT = {
     "03.2": one_tensor,
     "03.3": lambda k, n: k[:, :, k.shape[2] - n :].clone(),
     "02.4": lambda s, full, sliding, window: s * full + min(s, window) * sliding,
+    "04.1": lambda free, texts, prompt, each: max(0, free // (texts * each) - (prompt - 1)),
+    "04.2": Ring,
+    "04.3": 35,  # 30 * 34 = 1,020 is the first to pass 1,000
 }
 
 
