@@ -101,7 +101,10 @@ def running(events: Sequence[Change]) -> list[int]:
 
 
 def _half(config: ModelConfig, itemsize: int) -> int:
-    return config.num_key_value_heads * config.head_dim * itemsize
+    heads, key, value = config.kv_shape
+    if key != value:
+        raise ValueError(f"keys of {key} and values of {value} numbers: the staircase is drawn for equal ones alone")
+    return heads * key * itemsize
 
 
 def _check(kind: str, prompt: int, new: int) -> None:

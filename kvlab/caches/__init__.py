@@ -33,8 +33,8 @@ KINDS: dict[str, type[KVCache]] = {
 def make_cache(kind: str, model, batch_size: int = 1, max_length: int = 1024, **options) -> KVCache:
     """A cache of a named kind that fits the model.
 
-    kind: growing, full, sliding, quantized, paged, shared or offloaded; max_length: tokens per
-    row (prompt and generated).
+    kind: growing, full, sliding, quantized, paged, heavy_hitter, random, first_last, shared or offloaded
+    max_length: tokens per row (prompt and generated)
     options: sliding: window= (default: the model's sliding_window, else 256), sinks=0, sinks_at="text"|"cache"
              quantized: k_bits=8, v_bits=8 (8, 4, 2, "fp8", 16), key_axis="channel"|"token", group_size=64,
                         residual_length=64

@@ -37,7 +37,7 @@ class QuantizedCache(KVCache):
         key_axis: str = "channel",
         group_size: int = 64,
         residual_length: int = 64,
-        head_dim: int | None = None,
+        dims: tuple[int, int] | None = None,
     ):
         super().__init__(batch_size, max_length)
         check_int("group_size", group_size)
@@ -48,7 +48,7 @@ class QuantizedCache(KVCache):
         self.group, self.residual = group_size, residual_length
         self.capacity = max_length // group_size * group_size  # tokens that can ever be sealed
         self.tail_slots = min(residual_length + group_size, max_length)  # token p lives in tail slot p % tail_slots
-        self.codecs = self._codecs(head_dim, head_dim) if head_dim else None  # else at the first append
+        self.codecs = self._codecs(*dims) if dims else None  # dims: of a key and a value; else at the first append
         self.codes: dict[int, tuple] = {}  # layer -> (K's, V's), each (codes, scale, zero point)
         self.tail: dict[int, tuple[Tensor, Tensor]] = {}  # layer -> (k, v), each (B, n_kv, tail_slots, D)
         self.sealed: dict[int, list[int]] = {}  # layer -> tokens sealed, per row
@@ -56,7 +56,7 @@ class QuantizedCache(KVCache):
 
     @classmethod
     def for_model(cls, model, batch_size, max_length, **options):
-        return cls(batch_size, max_length, head_dim=model.config.head_dim, **options)
+        return cls(batch_size, max_length, dims=model.config.kv_shape[1:], **options)
 
     def _codecs(self, k_dim: int, v_dim: int):
         k = make_codec(self.bits[0], self.key_axis, self.group, k_dim)

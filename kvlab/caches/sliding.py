@@ -52,6 +52,10 @@ class SlidingWindowCache(KVCache):
     @classmethod
     def for_model(cls, model, batch_size, max_length, **options):
         options.setdefault("window", model.config.sliding_window or 256)
+        if model.config.kv_lora_rank is not None and options.get("sinks_at") == "cache" and options.get("sinks"):
+            raise ValueError(
+                "sinks_at='cache' turns keys, and latent attention keeps its turned ones apart: use 'text'"
+            )
         return cls(batch_size, max_length, rope_freq=model.rope_freq, **options)
 
     def max_chunk(self, T: int) -> int:

@@ -10,7 +10,7 @@ import inspect
 
 from .architecture import Architecture
 from .formats import Format
-from .layers import Attention, round_up
+from .layers import Attention, Latent, round_up
 from .reading import ConfigError, check_whole
 
 INT64 = 8  # bytes of a position or a block id
@@ -29,8 +29,12 @@ def held_bytes(arch: Architecture, cache: str, lengths: list[int], dtype: Format
             f"cache={cache!r} stores the model's own numbers: kv_dtype {dtype.name} needs cache='quantized'"
         )
     for layer in arch.layers:
-        if not isinstance(layer, Attention) or layer.kind == "cross":
+        if not isinstance(layer, (Attention, Latent)) or layer.kind == "cross":
             raise ConfigError(f"kvlab's caches keep attention's keys and values; this model has a {layer.kind} layer")
+        if layer.index_dim:
+            raise ConfigError(
+                f"kvlab's caches keep no index for sparse attention; this model has one of {layer.index_dim}"
+            )
     form = _KINDS[cache]
     known = [n for n in inspect.signature(form).parameters if n not in ("arch", "lengths", "size", "room")]
     if unknown := [n for n in options if n not in known]:
@@ -43,7 +47,14 @@ def held_bytes(arch: Architecture, cache: str, lengths: list[int], dtype: Format
 
 def _token(arch: Architecture) -> int:
     """Numbers that one token adds in all layers: keys and values."""
-    return sum(layer.kv_heads * (layer.head_dim + layer.v_head_dim) for layer in arch.layers)
+    return sum(heads * (key + value) for heads, key, value in map(_stored, arch.layers))
+
+
+def _stored(layer: Attention | Latent) -> tuple[int, int, int]:
+    """(heads, numbers in a key, numbers in a value); a latent is the key, its turned part the value."""
+    if isinstance(layer, Latent):
+        return 1, layer.rank, layer.rope_dim
+    return layer.kv_heads, layer.head_dim, layer.v_head_dim
 
 
 def _growing(arch, lengths, size, room):
@@ -57,7 +68,9 @@ def _full(arch, lengths, size, room):
 
 def _sliding(arch, lengths, size, room, window=None, sinks=0, sinks_at="text"):
     window = window or arch.config.get("sliding_window") or 256
-    originals = sum(x.kv_heads * x.head_dim for x in arch.layers) * sinks if sinks_at == "cache" else 0
+    if sinks_at == "cache" and sinks and any(isinstance(x, Latent) for x in arch.layers):
+        raise ConfigError("sinks_at='cache' turns stored keys, and a latent is not one: use sinks_at='text'")
+    originals = sum(heads * key for heads, key, _ in map(_stored, arch.layers)) * sinks if sinks_at == "cache" else 0
     return len(lengths) * ((window + sinks) * _token(arch) + originals) * size
 
 
@@ -66,8 +79,9 @@ def _quantized(arch, lengths, size, room, k_bits=8, v_bits=8, key_axis="channel"
     tail = min(residual_length + group_size, room)
     total = tail * _token(arch) * size
     for layer in arch.layers:
-        total += layer.kv_heads * _codes(k_bits, key_axis, group_size, sealed, layer.head_dim, size)
-        total += layer.kv_heads * _codes(v_bits, "token", group_size, sealed, layer.v_head_dim, size)
+        heads, key, value = _stored(layer)
+        total += heads * _codes(k_bits, key_axis, group_size, sealed, key, size)
+        total += heads * _codes(v_bits, "token", group_size, sealed, value, size)
     return len(lengths) * total
 
 
