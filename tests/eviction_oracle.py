@@ -56,7 +56,7 @@ def eviction_rule(kind: str, options: dict) -> Eviction:
 
 @torch.no_grad()
 def evicting_logits(model, ids: list[int], rule: Eviction, history: list | None = None) -> torch.Tensor:
-    """Logits (S, vocab) in float64 of one row. history: filled with {(layer, head): tokens that query p saw} for each p."""
+    """Logits (S, vocab) in float64 of one row. history: filled with {(layer, head): tokens kept} for each query."""
     c, w = model.config, {name: x.double() for name, x in model.state_dict().items()}
     H, n_kv, D = c.num_attention_heads, c.num_key_value_heads, c.head_dim
     freq = model.rope_freq.double()

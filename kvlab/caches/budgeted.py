@@ -19,10 +19,11 @@ FAR = 2**31 - 1  # a position that no token reaches
 class EvictingCache(KVCache):
     """Keys, values and positions in a fixed number of slots for each head; a subclass picks the victim.
 
-    Eviction is defined token by token, for each row, layer and KV head by itself: before token p is stored in a head that holds `budget` tokens, one of them goes, and p takes its slot. So the query
-    at p sees budget tokens, its own included. The newest `safe` of them, p included, are never given up. Positions stay
-    what they are: a head's tokens are no longer neighbours, and View.pos (B, n_kv, S) says so. Up to the smallest
-    budget nothing is evicted and a chunk may have any length; from there max_chunk is 1.
+    Eviction is defined token by token, for each row, layer and KV head by itself: before token p is stored in a head
+    that holds `budget` tokens, one of them goes, and p takes its slot. So the query at p sees budget tokens, its own
+    included. The newest `safe` of them, p included, are never given up. Positions stay what they are: a head's tokens
+    are no longer neighbours, and View.pos (B, n_kv, S) says so. Up to the smallest budget nothing is evicted and a
+    chunk may have any length; from there max_chunk is 1.
     budget: tokens kept by each head, or a table of them, (layers, n_kv). One above max_length keeps everything: then
     no row may hold more than max_length tokens, and only that many slots are made.
     Bytes, with N the sum over layers and heads of min(budget, max_length): keys, values B*N*D*itemsize each; positions

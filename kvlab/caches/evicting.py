@@ -13,10 +13,11 @@ from kvlab.config import check_int
 
 
 class HeavyHitterCache(EvictingCache):
-    """The newest tokens, and the heaviest of the others by the attention that they have drawn so far: H2O, arXiv 2306.14048.
+    """The newest tokens, and the heaviest of the others by the attention that they have drawn so far.
 
-    A token's score is the sum of its attention weights over all queries since it came, its own included, and over the
-    query heads (and the layers) that share its key. The lowest score goes; of equal scores, the oldest token.
+    H2O, arXiv 2306.14048. A token's score is the sum of its attention weights over all queries since it came, its own
+    included, and over the query heads (and the layers) that share its key. The lowest score goes; of equal scores, the
+    oldest token.
     budget: tokens kept by each head, or a table (layers, n_kv) of them; kvlab.budgets measures one.
     recent: the newest tokens that cannot go, as a share of the head's budget (float, rounded down) or a number (int).
             H2O splits the budget in halves. 1.0 is a sliding window of `budget` tokens.

@@ -11,8 +11,8 @@ from kvlab.config import check_int
 class HeadSlots:
     """budgets[h] slots for head h of one layer, one head's after the other's: a tensor (B, sum of budgets, ...).
 
-    Nothing is padded where it is stored. by_head() makes the padded (B, n_kv, S, ...) that attention wants: a plain view
-    where all heads have the same budget, a gathered temporary where they differ.
+    Nothing is padded where it is stored. by_head() makes the padded (B, n_kv, S, ...) that attention wants: a plain
+    view where all heads have the same budget, a gathered temporary where they differ.
     """
 
     def __init__(self, budgets: list[int], device):
@@ -45,7 +45,7 @@ class HeadSlots:
 
 
 def read_budget(budget) -> int | list[list[int]]:
-    """An int, or a table of ints with a row for each layer and an entry for each KV head. Raises ValueError, TypeError."""
+    """An int, or a table of ints: a row for each layer, an entry for each KV head. Raises ValueError, TypeError."""
     if isinstance(budget, Tensor):
         budget = budget.tolist()
     if isinstance(budget, (int, float, str)) or not hasattr(budget, "__iter__"):

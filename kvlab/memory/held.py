@@ -14,6 +14,7 @@ from .layers import Attention, Latent, round_up
 from .reading import ConfigError, check_whole
 
 INT64 = 8  # bytes of a position or a block id
+INT32 = FP32 = 4  # bytes of a position, or a score, where every head has its own
 
 
 def held_bytes(arch: Architecture, cache: str, lengths: list[int], dtype: Format, max_length=None, **options) -> int:
@@ -40,7 +41,7 @@ def held_bytes(arch: Architecture, cache: str, lengths: list[int], dtype: Format
     if unknown := [n for n in options if n not in known]:
         raise ConfigError(f"a {cache} cache has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
     room = max(lengths) if max_length is None else check_whole("max_length", max_length)
-    if room < max(lengths) and cache != "sliding":
+    if room < max(lengths) and cache not in ("sliding", *_EVICTING):
         raise ConfigError(f"seq_len={max(lengths)} does not fit max_length={room}")
     return form(arch, lengths, dtype.block_bytes, room, **options)
 
@@ -101,4 +102,39 @@ def _paged(arch, lengths, size, room, block_size=16, num_blocks=None):
     return blocks * block_size * _token(arch) * size + INT64 * len(lengths) * table
 
 
-_KINDS = {"growing": _growing, "full": _full, "sliding": _sliding, "quantized": _quantized, "paged": _paged}
+def _evicting(arch, lengths, size, room, budget, scores=0):
+    """Slots of every head, each with a key, a value, an int32 position and, where kept, a score."""
+    stored = [_stored(layer) for layer in arch.layers]
+    table = [[budget] * heads for heads, _, _ in stored] if isinstance(budget, int) else budget
+    if [len(row) for row in table] != [heads for heads, _, _ in stored]:
+        raise ConfigError(f"budget={budget!r} must be an int, or a table with an entry for each head of each layer")
+    if max(lengths) > room < max(map(max, table)):
+        raise ConfigError(f"seq_len={max(lengths)} does not fit max_length={room}")
+    return len(lengths) * sum(
+        min(n, room) * ((key + value) * size + INT32 + scores)
+        for row, (_, key, value) in zip(table, stored)
+        for n in row
+    )
+
+
+def _heavy_hitter(arch, lengths, size, room, budget=256, recent=0.5, grace=0):
+    return _evicting(arch, lengths, size, room, budget, scores=max(FP32, size))
+
+
+def _random(arch, lengths, size, room, budget=256, recent=0.5, grace=0, seed=0):
+    return _evicting(arch, lengths, size, room, budget)
+
+
+def _first_last(arch, lengths, size, room, budget=256, first=4):
+    return _evicting(arch, lengths, size, room, budget)
+
+
+_EVICTING = {"heavy_hitter": _heavy_hitter, "random": _random, "first_last": _first_last}
+_KINDS = {
+    "growing": _growing,
+    "full": _full,
+    "sliding": _sliding,
+    "quantized": _quantized,
+    "paged": _paged,
+    **_EVICTING,
+}
