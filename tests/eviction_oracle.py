@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-DEFAULTS = {
+EVICTING = {  # the kinds, with their defaults
     "heavy_hitter": {"budget": 256, "recent": 0.5, "grace": 0},
     "random": {"budget": 256, "recent": 0.5, "grace": 0, "seed": 0},
     "first_last": {"budget": 256, "first": 4},
@@ -51,7 +51,7 @@ class Eviction:
 
 
 def eviction_rule(kind: str, options: dict) -> Eviction:
-    return Eviction(kind, **{**DEFAULTS[kind], **options})
+    return Eviction(kind, **{**EVICTING[kind], **options})
 
 
 @torch.no_grad()

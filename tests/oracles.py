@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from eviction_oracle import EVICTING, Eviction, evicting_logits, eviction_rule
 
 from kvlab.config import ModelConfig
 from kvlab.model import GPT
@@ -49,7 +50,7 @@ def ids_for(seed: int, lengths: list[int], vocab: int = 50) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a cache promises. window and sinks: the last and the first keys that a query sees. The rest: rounding."""
+    """What a cache promises. window and sinks: the last and the first keys that a query sees. Then rounding, sharing."""
 
     window: int | None = None
     sinks: int = 0
@@ -59,9 +60,12 @@ class Rule:
     key_axis: str = "channel"
     group: int = 1
     residual: int | None = None  # None: nothing is ever rounded
+    owners: tuple[int, ...] | None = None  # for each layer the layer whose keys and values it uses
 
 
-def rule_of(kind: str, options: dict) -> Rule:
+def rule_of(kind: str, options: dict) -> Rule | Eviction:
+    if kind in EVICTING:
+        return eviction_rule(kind, options)
     if kind == "sliding":
         return Rule(options["window"], options.get("sinks", 0), options.get("sinks_at", "text"))
     if kind == "quantized":
@@ -73,6 +77,9 @@ def rule_of(kind: str, options: dict) -> Rule:
             group=o["group_size"],
             residual=o["residual_length"],
         )
+    if kind == "shared":
+        every = options.get("every") or 2
+        return Rule(owners=options.get("owners") or tuple(i - i % every for i in range(99)))
     return Rule()
 
 
@@ -165,9 +172,10 @@ def _norm(x, weight, eps):
 
 
 @torch.no_grad()
-def _forward(model: GPT, ids: list[int], attention) -> torch.Tensor:
+def _forward(model: GPT, ids: list[int], attention, owners=None) -> torch.Tensor:
     c, w = model.config, {k: v.double() for k, v in model.state_dict().items()}
     S, H, n_kv, D = len(ids), c.num_attention_heads, c.num_key_value_heads, c.head_dim
+    stored = {}  # layer -> keys, not turned yet, and values (S, n_kv, D)
 
     def linear(x, name):
         y = x @ w[name + ".weight"].T
@@ -177,7 +185,10 @@ def _forward(model: GPT, ids: list[int], attention) -> torch.Tensor:
     for i in range(c.num_hidden_layers):
         at = f"layers.{i}."
         h = _norm(x, w[at + "input_layernorm.weight"], c.rms_norm_eps)
-        q, k, v = (linear(h, f"{at}self_attn.{n}_proj").view(S, -1, D) for n in "qkv")
+        if c.kv_owner[i] == i:
+            stored[i] = [linear(h, f"{at}self_attn.{n}_proj").view(S, -1, D) for n in "kv"]
+        source = c.kv_owner[i] if owners is None else owners[c.kv_owner[i]]
+        q, (k, v) = linear(h, at + "self_attn.q_proj").view(S, -1, D), stored[source]
         y = attention(q, k, v, model.rope_freq.double(), c.window(i))
         assert y.shape == (S, H, D) and k.shape[1] == n_kv
         x = x + linear(y.reshape(S, -1), at + "self_attn.o_proj")
@@ -188,8 +199,10 @@ def _forward(model: GPT, ids: list[int], attention) -> torch.Tensor:
     return x @ (w["embed_tokens.weight"] if c.tie_word_embeddings else w["lm_head.weight"]).T
 
 
-def dense_logits(model: GPT, ids: list[int], rule: Rule = Rule()) -> torch.Tensor:
+def dense_logits(model: GPT, ids: list[int], rule: Rule | Eviction = Rule()) -> torch.Tensor:
     """Logits (S, vocab) in float64 of one row, without any cache, under the rule."""
+    if isinstance(rule, Eviction):
+        return evicting_logits(model, ids, rule)
 
     def attention(q, k, v, freq, layer_window):
         S, H, D = q.shape
@@ -212,7 +225,7 @@ def dense_logits(model: GPT, ids: list[int], rule: Rule = Rule()) -> torch.Tenso
             out.append((weights @ values.transpose(0, 1)).reshape(H, D))
         return torch.stack(out)
 
-    return _forward(model, ids, attention)
+    return _forward(model, ids, attention, rule.owners)
 
 
 def causal_logits(model: GPT, ids: list[int]) -> torch.Tensor:
