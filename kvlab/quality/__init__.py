@@ -1,6 +1,6 @@
 """What a cache costs in quality: perplexity and KL divergence on real text, and recall of a fact far back."""
 
-from .facts import Recall, recall
+from .asking import Recall, recall
 from .result import Quality, Spread, bootstrap, table
 from .streamed import Reference, evaluate, reference
 

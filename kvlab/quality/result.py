@@ -23,7 +23,7 @@ class Spread:
         return f"{self.value:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Quality:
     """One cache on one text of N tokens, or on B of them.
 
