@@ -79,7 +79,10 @@ class Row:
 
         One token must be left to compute, or there would be no logits to go on from.
         """
-        blocks, keys = self.pool.find(ids)
+        return self.adopt(*self.pool.find(ids))
+
+    def adopt(self, blocks: list[int], keys: list[bytes]) -> int:
+        """Make these full blocks, found in the pool, the beginning of an empty row -> tokens it now has."""
         for block in blocks:
             self.pool.share(block)
         self.table, self.keys, self.length = blocks, keys, len(blocks) * self.pool.block_size
