@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from eviction_oracle import EVICTING
 from oracles import PADDINGS, SubStep, assert_logits, call, dense_logits, feed, ids_for, toy
+from two_devices import TwoDevices
 
 from kvlab.caches import make_cache
 
 COUNTS = {"growing": 80, "full": 80, "paged": 100, "sliding": 160, "quantized": 140}
+COUNTS |= {"heavy_hitter": 120, "random": 50, "first_last": 50}
+COUNTS |= {"shared": 80, "offloaded": 60}
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,14 @@ class Case:
 
     def make_cache(self, model, batch_size: int | None = None):
         B = batch_size or len(self.lengths)
+        if self.far:
+            return TwoDevices(B, self.max_length)
         return make_cache(self.kind, model, B, self.max_length, **dict(self.options))
+
+    @property
+    def far(self) -> bool:
+        """In every second case an offloaded cache moves as if the model's device were another than its own."""
+        return self.kind == "offloaded" and self.seed % 2 == 1
 
     @property
     def max_length(self) -> int:
@@ -73,6 +84,21 @@ def generate_case(kind: str, seed: int) -> Case:
         longest = int(rng.integers(12, 30))
     elif kind == "paged":
         options = {"block_size": pick(1, 2, 3, 4, 8, 16)}
+    elif kind in EVICTING:
+        budget = int(rng.integers(1, 11))
+        longest = int(rng.integers(2 * budget, 3 * budget + 4)) if pick(True, True, True, False) else budget
+        if pick(True, False):
+            heads, least = range(model["num_key_value_heads"]), max(1, budget - 4)
+            budget = tuple(tuple(int(rng.integers(least, least + 6)) for _ in heads) for _ in range(2))
+        options = {"budget": budget}
+        least = min(map(min, budget)) if isinstance(budget, tuple) else budget
+        if kind == "first_last":
+            options["first"] = int(rng.integers(0, least))
+        else:
+            options["recent"] = pick(0, 1, 0.5, 0.5, 0.3, 1.0, least)
+            options["grace"] = int(rng.integers(0, min(least, 4)))
+        if kind == "random":
+            options["seed"] = pick(0, 1, 17)
     B = pick(1, 1, 2, 3)
     ragged = B > 1 and pick(True, True, False)
     lengths = [longest] + [int(rng.integers(1, longest + 1)) if ragged else longest for _ in range(B - 1)]
@@ -94,6 +120,7 @@ def generate_case(kind: str, seed: int) -> Case:
         if any(counts):
             schedule.append(tuple(counts))
             left = [n - c for n, c in zip(left, counts)]
+    share_layers(kind, np.random.default_rng([99, list(COUNTS).index(kind), seed]), model, options)
     return Case(
         kind,
         seed,
@@ -106,6 +133,22 @@ def generate_case(kind: str, seed: int) -> Case:
     )
 
 
+def share_layers(kind: str, rng, model: dict, options: dict) -> None:
+    """In every fifth case layers that follow others: the model is made so, or else a shared cache makes it so."""
+    if kind in EVICTING or (kind != "shared" and rng.integers(5)):
+        return
+    one_type = "layer_types" not in model
+    if not one_type:
+        model["layer_types"] += model["layer_types"][:1]
+    model["num_hidden_layers"] = 3
+    maps = [(0, 0, 0), (0, 0, 2), (0, 1, 1), (0, 1, 0)] if one_type or kind == "shared" else [(0, 1, 0)]
+    owners = maps[rng.integers(len(maps))]
+    if kind == "shared":
+        options |= ({"owners": owners}, {"every": int(rng.integers(1, 4))}, {})[rng.integers(3)]
+    else:
+        model["kv_owner"] = owners
+
+
 CASES = [generate_case(kind, seed) for kind, n in COUNTS.items() for seed in range(n)]
 
 
@@ -114,10 +157,12 @@ CASES = [generate_case(kind, seed) for kind, n in COUNTS.items() for seed in ran
 
 def expected_bytes(case: Case, model, log: list[SubStep]) -> tuple[dict[str, int], int, int]:
     """What nbytes_by(), bytes_copied and bytes_read must be after these forward passes."""
+    if case.kind in EVICTING:
+        return bytes_of_eviction(case, model, log)
     c, o, B, itemsize = model.config, dict(case.options), len(case.lengths), model.dtype.itemsize
-    L, n_kv, D = c.num_hidden_layers, c.num_key_value_heads, c.head_dim
-    half = n_kv * D * itemsize  # one token's key in one layer
-    one = 2 * half
+    L, (n_kv, D, Dv) = len(set(c.kv_owner)), c.kv_shape
+    half, half_v = n_kv * D * itemsize, n_kv * Dv * itemsize  # one token's key, and value, in one layer
+    one = half + half_v
     held: dict[str, int] = {}
     copied = read = 0
     if case.kind == "growing":
@@ -126,13 +171,18 @@ def expected_bytes(case: Case, model, log: list[SubStep]) -> tuple[dict[str, int
             copied += B * S * one
             S += step.T
             read += B * S * one
-        held = {"keys": L * B * S * half, "values": L * B * S * half, "positions": 8 * B * S}
-    elif case.kind == "full":
-        held = {"keys": L * B * case.max_length * half, "values": L * B * case.max_length * half}
+        held = {"keys": L * B * S * half, "values": L * B * S * half_v, "positions": 8 * B * S}
+    elif case.kind in ("full", "offloaded", "shared"):
+        stored = L  # layers
+        if case.kind == "shared":
+            stored = len(set(o["owners"])) if "owners" in o else -(-L // o.get("every", 2))
+        held = {"keys": stored * B * case.max_length * half, "values": stored * B * case.max_length * half_v}
         read = sum(sum(step.after) for step in log) * one
+        if case.far:
+            copied = sum(B * max(step.start) for step in log) * one
     elif case.kind == "sliding":
         slots = o["window"] + o["sinks"]
-        held = {"keys": L * B * slots * half, "values": L * B * slots * half, "positions": 0}
+        held = {"keys": L * B * slots * half, "values": L * B * slots * half_v, "positions": 0}
         held["sink_keys"] = L * B * o["sinks"] * half if o["sinks_at"] == "cache" else 0
         for step in log:
             if step.T > 1:
@@ -145,19 +195,19 @@ def expected_bytes(case: Case, model, log: list[SubStep]) -> tuple[dict[str, int
             longest = max(-(-n // bs) for n in step.after)
             copied += B * longest * bs * one
             read += sum(step.after) * one
-        held = {"keys": L * blocks * bs * half, "values": L * blocks * bs * half, "tables": 8 * B * longest}
+        held = {"keys": L * blocks * bs * half, "values": L * blocks * bs * half_v, "tables": 8 * B * longest}
     elif case.kind == "quantized":
         G, R = o["group_size"], o["residual_length"]
         capacity, slots = case.max_length // G * G, min(R + G, case.max_length)
 
-        def codes(bits) -> float:
+        def codes(bits, D) -> float:
             return {8: 1, 4: 0.5, 2: 0.25, "fp8": 1, "fp8_e5m2": 1, 16: itemsize}[bits] * n_kv * D
 
-        def scales(bits, axis) -> float:
+        def scales(bits, axis, D) -> float:
             return 0 if bits not in (8, 4, 2) else 4 * n_kv * D / (G if axis == "channel" else min(G, D))
 
-        per_k, per_v = codes(o["k_bits"]), codes(o["v_bits"])
-        per_scales = scales(o["k_bits"], o["key_axis"]) + scales(o["v_bits"], "token")
+        per_k, per_v = codes(o["k_bits"], D), codes(o["v_bits"], Dv)
+        per_scales = scales(o["k_bits"], o["key_axis"], D) + scales(o["v_bits"], "token", Dv)
         per_sealed = per_k + per_v + per_scales
         held = {
             "keys": L * B * capacity * per_k,
@@ -174,6 +224,26 @@ def expected_bytes(case: Case, model, log: list[SubStep]) -> tuple[dict[str, int
             read += sum(n * per_sealed + (a - n) * one for n, a in zip(sealed, step.after))
             before = sealed
     return held, L * copied, L * read
+
+
+def bytes_of_eviction(case: Case, model, log: list[SubStep]) -> tuple[dict[str, int], int, int]:
+    """The same for a budget of slots in every head, of which a row can use max_length at most."""
+    c, budget, B, itemsize = model.config, dict(case.options)["budget"], len(case.lengths), model.dtype.itemsize
+    n_kv, half, half_v = c.kv_shape[0], c.kv_shape[1] * itemsize, c.kv_shape[2] * itemsize  # of one head and token
+    slots = [
+        [min(case.max_length, budget if isinstance(budget, int) else budget[layer][head]) for head in range(n_kv)]
+        for layer in range(c.num_hidden_layers)
+    ]
+    N, copied, read = sum(map(sum, slots)), 0, 0
+    for step in log:
+        for heads in slots:
+            if len(set(heads)) > 1:
+                copied += B * n_kv * max(1, min(max(step.after), max(heads))) * (half + half_v)
+            read += sum(min(n, size) for n in step.after for size in heads) * (half + half_v)
+    held = {"keys": B * N * half, "values": B * N * half_v, "positions": B * N * 4}
+    if case.kind == "heavy_hitter":
+        held["scores"] = B * N * max(4, itemsize)
+    return held, copied, read
 
 
 def assert_bytes(case: Case, model, cache, log: list[SubStep]) -> None:
@@ -206,6 +276,13 @@ SETUPS = [
     ("quantized", {"group_size": 3, "residual_length": 4, "k_bits": "fp8", "v_bits": "fp8_e5m2"}),
     ("paged", {"block_size": 4}),
     ("paged", {"block_size": 1}),
+    ("heavy_hitter", {"budget": 6}),
+    ("heavy_hitter", {"budget": ((4, 6), (5, 3)), "recent": 0.3, "grace": 1}),
+    ("random", {"budget": 5, "seed": 3}),
+    ("random", {"budget": ((4, 6), (5, 3)), "recent": 1}),
+    ("first_last", {"budget": 6, "first": 2}),
+    ("shared", {"every": 2}),
+    ("offloaded", {}),
 ]
 
 
