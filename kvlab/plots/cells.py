@@ -14,7 +14,8 @@ def heatmap(data: dict, width: float, height: float | None) -> str:
     across = max(map(len, values), default=1)
     left, right, top = 18 + max((text_width(str(r), 12) for r in rows), default=0), width - 100, 58
     cell = (right - left) / across
-    tall = max(min(cell, ((height or 420) - 120) / max(len(values), 1)), 3)
+    room = ((height or 420) - 120) / max(len(values), 1)
+    tall = max(room if height else min(cell, room), 3)  # in a panel the rows fill the height that there is
     svg = Svg(width, height or top + tall * len(values) + 62)
     head(svg, data, data.get("y", {}).get("label", ""))
     boxes = {}  # one path per colour: a thousand cells stay a small string
@@ -60,7 +61,7 @@ def slots(data: dict, width: float, height: float | None) -> str:
             _slot(svg, left + j * cell, y, cell - 3, tall, state, c.get("group", 0), words)
     x, y = 8.0, svg.height - (42 if data.get("note") else 22)
     keys = [("held", g, n) for g, n in enumerate(groups)]
-    keys += [(s, 0, n) for s, n in pictures.STATES.items() if s in used and not (groups and s == "held")]
+    keys += [(s, 0, n) for s, n in pictures.states(data).items() if s in used and not (groups and s == "held")]
     for state, group, words in keys:
         _slot(svg, x, y, 16, 14, state, group, "")
         svg.text(x + 22, y + 12, words, 13)

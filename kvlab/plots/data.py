@@ -25,6 +25,7 @@ kind "heatmap"
 kind "slots"   (cells in rows: a ring, a block table, a pool)
     rows       list of {"label": str, "cells": [{"text": str, "state": a key of STATES, "group": int}]}
     groups     names for group 0, 1, ... (requests, say), shown as a legend
+    states     {a key of STATES: what the legend calls it here}, optional
 kind "panels"
     panels     columns from the left: each a picture of a kind above, or a list of them, one below the other.
                The first picture of a column may have a "weight": how wide its column is beside the others (1).
@@ -70,6 +71,11 @@ def check(data: dict) -> str:
             if cell.get("state", "held") not in STATES:
                 raise ValueError(f"slot state {cell['state']!r} is none of {', '.join(STATES)}")
     return kind
+
+
+def states(data: dict) -> dict[str, str]:
+    """What a slots picture's legend calls each state."""
+    return {**STATES, **data.get("states", {})}
 
 
 def columns(data: dict) -> list[list[dict]]:

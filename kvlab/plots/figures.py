@@ -231,8 +231,9 @@ def _heatmap(ax, data: dict) -> None:
     values = [[math.nan if v is None else v for v in row] for row in data["values"]] or [[math.nan]]
     ramp = LinearSegmentedColormap.from_list("kvlab", theme.RAMP)
     image = ax.imshow(values, cmap=ramp, vmin=lo, vmax=hi, aspect="auto", interpolation="nearest")
-    for axis, names in ((ax.xaxis, data.get("columns", ())), (ax.yaxis, data.get("rows", ()))):
-        every = max(1, -(-len(names) // 16))
+    wide = max(6, round(1.9 * _inches(ax)))
+    for axis, names, most in ((ax.xaxis, data.get("columns", ()), wide), (ax.yaxis, data.get("rows", ()), 16)):
+        every = max(1, -(-len(names) // most))
         axis.set_ticks(range(0, len(names), every), [str(n) for n in names[::every]])
     ax.grid(visible=False)
     ax.set_xlabel(data.get("x", {}).get("label", ""))
@@ -240,6 +241,11 @@ def _heatmap(ax, data: dict) -> None:
     bar = ax.figure.colorbar(image, ax=ax, shrink=0.9, pad=0.02, label=data.get("label", ""))
     bar.outline.set_visible(False)
     _ticks(bar.ax.yaxis, Scale(lo, hi, "linear", data.get("unit", "")), 5)
+
+
+def _inches(ax) -> float:
+    """About how wide the axes will be: the layout is not made yet."""
+    return 1.13 * ax.get_subplotspec().get_position(ax.figure).width * ax.figure.get_size_inches()[0]
 
 
 def _slots(ax, data: dict) -> None:
@@ -252,7 +258,7 @@ def _slots(ax, data: dict) -> None:
             words = str(c.get("text", ""))
             color = theme.MUTED if state == "evicted" else theme.INK
             ax.text(j + 0.47, i + 0.4, words, ha="center", va="center", color=color,
-                    fontsize=min(10.5, 8.4 * 72 / max(across, 12) / max(len(words), 1) / 0.62))  # fmt: skip
+                    fontsize=min(10.5, _inches(ax) * 72 / max(across, 12) / max(len(words), 1) / 0.62))  # fmt: skip
     ax.set_xlim(-0.05, max(across, 12))
     ax.set_ylim(len(rows) + 0.75, -0.05)
     ax.set_yticks([i + 0.4 for i in range(len(rows))], [r["label"] for r in rows])
@@ -263,7 +269,7 @@ def _slots(ax, data: dict) -> None:
         side.set_visible(False)
     groups = data.get("groups", ())
     keys = [("held", g, n) for g, n in enumerate(groups)]
-    keys += [(s, 0, n) for s, n in pictures.STATES.items() if s in used and not (groups and s == "held")]
+    keys += [(s, 0, n) for s, n in pictures.states(data).items() if s in used and not (groups and s == "held")]
     x, unit = 0.0, max(across, 12) / 100
     for state, group, words in keys:
         _slot(ax, x, len(rows) + 0.2, state, group, 1.8 * unit, 0.36)

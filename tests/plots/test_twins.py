@@ -60,6 +60,25 @@ def test_named_points_carry_their_names_everywhere():
         data.check({**picture, "series": [{**series, "names": ["a", "b"]}]})
 
 
+def test_a_legend_may_call_states_otherwise():
+    picture = {**SLOTS, "states": {"new": "yours"}}
+    (svg,) = svgs(picture)
+    for written in (
+        [t.text for t in svg.iter(SVG + "text")],
+        [t.get_text() for t in figures.draw(picture).axes[0].texts],
+    ):
+        assert "yours" in written and data.STATES["sink"] in written and data.STATES["new"] not in written
+
+
+def test_in_a_panel_the_rows_of_a_heat_map_fill_its_height():
+    many = {**HEATMAP, "values": [[0.5] * 64] * 20, "rows": [], "columns": []}
+    heights = []
+    for picture in (many, {"kind": "panels", "panels": [many, many, many]}):
+        box = [r for r in svgs(picture)[0].iter(SVG + "rect") if r.get("fill") == "none"]
+        heights.append(float(box[0].get("height")))
+    assert heights[1] > 300 and heights[0] < 300
+
+
 def test_everything_is_escaped():
     svg = charts.draw(LINES)
     assert "<b>" not in svg and "Time &lt;b&gt;&amp;" in svg and "&lt;4&gt;" in charts.draw(SLOTS)
