@@ -158,7 +158,8 @@ def save_pretrained(model: GPT, folder, tokenizer=None) -> Path:
     """Writes config.json and model.safetensors as Hugging Face's libraries write them, and the tokenizer if given.
 
     The class follows from the configuration: Qwen2 where qkv_bias is set, Mistral where every layer has a window,
-    Llama otherwise. ValueError where none of the three can express the model. Returns the folder.
+    Llama otherwise. ValueError where none of the three can express the model. Where layers follow others (kv_owner)
+    only kvlab can read it, and its model_type says so. Returns the folder.
     """
     from safetensors.torch import save_file
 
@@ -204,6 +205,9 @@ def hf_config(config: ModelConfig, dtype: torch.dtype = torch.float32) -> dict:
         out["sliding_window"] = config.sliding_window
     if family == "qwen2":
         out |= {"use_sliding_window": any(windows), "layer_types": list(config.layer_types)}
+    if config.kv_owner != tuple(range(config.num_hidden_layers)):
+        # transformers would open it as its own class and fill the missing projections with random numbers
+        out |= {"architectures": ["GPT"], "model_type": f"kvlab_{family}", "kv_owner": list(config.kv_owner)}
     return out
 
 

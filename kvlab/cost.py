@@ -30,7 +30,7 @@ class Flops(NamedTuple):
 
 
 def layer_flops(config: ModelConfig) -> int:
-    """FLOPs of the seven matrices of one layer for one token; of latent attention's, absorbed."""
+    """FLOPs of the seven matrices of a layer with its own keys and values, for one token; of a latent's, absorbed."""
     return attention_flops(config, 1, 1, "absorbed").projections + 6 * config.hidden_size * config.intermediate_size
 
 
@@ -41,6 +41,12 @@ def attention_flops(config: ModelConfig, new: int, seen: int, form: str | None =
         return latent_flops(c, new, seen, form)
     queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
     return Flops(2 * new * c.hidden_size * (2 * queries + 2 * keys), 4 * new * seen * queries)  # q and o; k and v
+
+
+def spared_flops(config: ModelConfig, new: int) -> int:
+    """What the layers that follow another (kv_owner) need not compute: the projections to keys and values."""
+    heads, key, value = config.kv_shape
+    return (config.num_hidden_layers - len(config.kv_layers)) * 2 * new * config.hidden_size * heads * (key + value)
 
 
 def latent_flops(config: ModelConfig, new: int, seen: int, form: str | None = None) -> Flops:
@@ -74,7 +80,8 @@ def forward_flops(config: ModelConfig, new: int, seen: int, logits: int = 1) -> 
     c = config
     head = logits * 2 * c.hidden_size * c.vocab_size
     attention, mlp = attention_flops(c, new, seen), 6 * new * c.hidden_size * c.intermediate_size
-    return Flops(c.num_hidden_layers * (attention.projections + mlp) + head, c.num_hidden_layers * attention.attention)
+    projections = c.num_hidden_layers * (attention.projections + mlp) - spared_flops(c, new)
+    return Flops(projections + head, c.num_hidden_layers * attention.attention)
 
 
 def step_flops(config: ModelConfig, kind: str, length: int, window: int | None = None) -> Flops:

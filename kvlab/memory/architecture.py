@@ -17,7 +17,7 @@ from .heads import attention
 from .layer_types import layer_types
 from .layers import Attention, Both, Compressed, Cross, Layer, NoCache, Shared, State
 from .reading import ConfigError, check_whole, find, first, flag, load_config, whole
-from .runnable import model_config
+from .runnable import model_config, owners_in
 from .shapes import check_shapes
 from .spellings import (
     CHUNK,
@@ -80,7 +80,7 @@ def architecture(source, mla: bool = True, windows: bool = True) -> Architecture
     family = config.get("model_type") or ""
     if not isinstance(family, str):
         raise ConfigError(f"model_type={family!r} must be a name, such as 'llama'")
-    family = family.lower()
+    family = family.lower().removeprefix("kvlab_")  # what kvlab saves of models that only it can run
     check_shapes(config)
     for names in (VOCAB, FFN, POSITIONS):
         first(config, *names, least=0)  # no cache depends on them, yet a wrong one is said now
@@ -259,6 +259,9 @@ def _share(config: dict, layers: list[Layer]) -> None:
         raise ConfigError(f"num_kv_shared_layers={last} is more than the model's {len(layers)} layers")
     for i in range(len(layers) - last, len(layers)):
         layers[i] = Shared()
+    for i, owner in enumerate(owners_in(config, len(layers)) or ()):
+        if owner != i:
+            layers[i] = Shared()
     if config.get("use_cla"):
         group = whole(config, "cla_share_factor", default=2)
         for i in range(len(layers)):

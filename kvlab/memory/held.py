@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 
+from kvlab.config import check_int, check_owners
+
 from .architecture import Architecture
 from .formats import Format
-from .layers import Attention, Latent, round_up
+from .layers import Attention, Latent, Shared, round_up
 from .reading import ConfigError, check_whole
 
 INT64 = 8  # bytes of a position or a block id
@@ -30,9 +32,9 @@ def held_bytes(arch: Architecture, cache: str, lengths: list[int], dtype: Format
             f"cache={cache!r} stores the model's own numbers: kv_dtype {dtype.name} needs cache='quantized'"
         )
     for layer in arch.layers:
-        if not isinstance(layer, (Attention, Latent)) or layer.kind == "cross":
+        if not isinstance(layer, (Attention, Latent, Shared)) or layer.kind == "cross":
             raise ConfigError(f"kvlab's caches keep attention's keys and values; this model has a {layer.kind} layer")
-        if layer.index_dim:
+        if getattr(layer, "index_dim", 0):
             raise ConfigError(
                 f"kvlab's caches keep no index for sparse attention; this model has one of {layer.index_dim}"
             )
@@ -51,8 +53,10 @@ def _token(arch: Architecture) -> int:
     return sum(heads * (key + value) for heads, key, value in map(_stored, arch.layers))
 
 
-def _stored(layer: Attention | Latent) -> tuple[int, int, int]:
+def _stored(layer: Attention | Latent | Shared) -> tuple[int, int, int]:
     """(heads, numbers in a key, numbers in a value); a latent is the key, its turned part the value."""
+    if isinstance(layer, Shared):
+        return 0, 0, 0
     if isinstance(layer, Latent):
         return 1, layer.rank, layer.rope_dim
     return layer.kv_heads, layer.head_dim, layer.v_head_dim
@@ -67,6 +71,24 @@ def _full(arch, lengths, size, room):
     return len(lengths) * room * _token(arch) * size
 
 
+def _shared(arch, lengths, size, room, owners=None, every=None):
+    try:
+        if owners is not None and every is not None:
+            raise ValueError(f"owners={owners!r} and every={every!r} say the same thing twice: give one of them")
+        every, layers = 2 if every is None else every, range(len(arch.layers))
+        check_int("every", every)
+        owners = [i - i % every for i in layers] if owners is None else check_owners(owners, len(layers), "owners")
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from None
+    keep = {owners[i] for i in layers if not isinstance(arch.layers[i], Shared)}
+    numbers = sum(heads * (key + value) for heads, key, value in (_stored(arch.layers[i]) for i in keep))
+    return len(lengths) * room * numbers * size
+
+
+def _offloaded(arch, lengths, size, room, device="cpu"):
+    return _full(arch, lengths, size, room)  # wherever that is
+
+
 def _sliding(arch, lengths, size, room, window=None, sinks=0, sinks_at="text"):
     window = window or arch.config.get("sliding_window") or 256
     if sinks_at == "cache" and sinks and any(isinstance(x, Latent) for x in arch.layers):
@@ -79,8 +101,7 @@ def _quantized(arch, lengths, size, room, k_bits=8, v_bits=8, key_axis="channel"
     sealed = room // group_size * group_size
     tail = min(residual_length + group_size, room)
     total = tail * _token(arch) * size
-    for layer in arch.layers:
-        heads, key, value = _stored(layer)
+    for heads, key, value in filter(all, map(_stored, arch.layers)):
         total += heads * _codes(k_bits, key_axis, group_size, sealed, key, size)
         total += heads * _codes(v_bits, "token", group_size, sealed, value, size)
     return len(lengths) * total
@@ -106,14 +127,14 @@ def _evicting(arch, lengths, size, room, budget, scores=0):
     """Slots of every head, each with a key, a value, an int32 position and, where kept, a score."""
     stored = [_stored(layer) for layer in arch.layers]
     table = [[budget] * heads for heads, _, _ in stored] if isinstance(budget, int) else budget
-    if [len(row) for row in table] != [heads for heads, _, _ in stored]:
+    if len(table) != len(stored) or any(heads not in (0, len(row)) for (heads, _, _), row in zip(stored, table)):
         raise ConfigError(f"budget={budget!r} must be an int, or a table with an entry for each head of each layer")
     if max(lengths) > room < max(map(max, table)):
         raise ConfigError(f"seq_len={max(lengths)} does not fit max_length={room}")
     return len(lengths) * sum(
         min(n, room) * ((key + value) * size + INT32 + scores)
-        for row, (_, key, value) in zip(table, stored)
-        for n in row
+        for row, (heads, key, value) in zip(table, stored)
+        for n in row[:heads]
     )
 
 
@@ -137,4 +158,6 @@ _KINDS = {
     "quantized": _quantized,
     "paged": _paged,
     **_EVICTING,
+    "shared": _shared,
+    "offloaded": _offloaded,
 }

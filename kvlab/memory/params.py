@@ -77,6 +77,8 @@ def _tied(config: dict, family: str) -> bool:
 
 
 def _attention(config: dict, layer, heads: int | None, hidden: int) -> int | None:
+    if isinstance(layer, Shared) and config.get("kv_owner") and not config.get("kv_lora_rank") and heads:
+        return 2 * hidden * heads * whole(config, "head_dim")  # q and o alone
     if isinstance(layer, Shared) or heads is None:
         return None
     if isinstance(layer, Latent):

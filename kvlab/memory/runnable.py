@@ -6,7 +6,7 @@ windows. A configuration that needs anything else is refused by name; the calcul
 
 from __future__ import annotations
 
-from kvlab.config import ModelConfig
+from kvlab.config import ModelConfig, check_owners
 
 from .reading import ConfigError, find, flag, load_config, whole
 
@@ -41,6 +41,8 @@ def model_config(config) -> ModelConfig:
     """
     config = load_config(config)
     family = config.get("model_type")
+    if isinstance(family, str):
+        family = family.removeprefix("kvlab_")
     if family not in _FAMILIES:
         raise ConfigError(f"kvlab's GPT cannot run model_type={family!r}; it runs {SUPPORTED}")
     for key, what in _FOREIGN.items():
@@ -78,12 +80,23 @@ def model_config(config) -> ModelConfig:
             tie_word_embeddings=flag(config, "tie_word_embeddings"),
             sliding_window=window,
             layer_types=layer_types,
+            kv_owner=owners_in(config, layers),
             bos_token_id=_token(config, "bos_token_id"),
             eos_token_id=_token(config, "eos_token_id"),
             pad_token_id=_token(config, "pad_token_id"),
         )
     except (ValueError, TypeError) as error:
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
+
+
+def owners_in(config: dict, layers: int) -> tuple[int, ...] | None:
+    """For each layer the layer whose keys and values it uses, if the configuration says so (kvlab's own key)."""
+    if config.get("kv_owner") is None:
+        return None
+    try:
+        return check_owners(config["kv_owner"], layers)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from None
 
 
 def rope(config: dict) -> tuple[float, dict | None]:
