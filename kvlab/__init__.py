@@ -21,6 +21,8 @@ _HOME = {
     "check_cache": "check",
     "check_answer": "exercises",
     "hint": "exercises",
+    "Engine": "serving",
+    "Request": "serving",
 }
 _MODULES = (
     "caches",
@@ -32,6 +34,7 @@ _MODULES = (
     "check",
     "exercises",
     "bench",
+    "serving",
     "attention",
     "model",
     "config",

@@ -111,9 +111,9 @@ def stream(
     Raises ValueError or TypeError, before anything runs, for an empty prompt, ids outside the vocabulary, a prompt that
     the cache has no room for, and options out of range. A pool may run out later: PoolExhausted.
     """
-    rows = _rows(ids, model.config.vocab_size)
+    rows = check_prompts(ids, model.config.vocab_size)
     sampler = Sampler(temperature, top_k, top_p, seed)
-    stops = _stops(stop_ids, len(rows), model.config)
+    stops = stop_sets(stop_ids, len(rows), model.config)
     check_int("max_new_tokens", max_new_tokens)
     if prefill_chunk is not None:
         check_int("prefill_chunk", prefill_chunk)
@@ -171,7 +171,7 @@ def generate(
     rows that stopped early are filled up with pad_token_id (default: the model's own, else its end id, else 0).
     on_token(row, token) is called for each new token at once.
     """
-    texts = _rows(ids, model.config.vocab_size)
+    texts = check_prompts(ids, model.config.vocab_size)
     if pad_token_id is not None:
         check_int("pad_token_id", pad_token_id, 0)
     for step in stream(model, ids, max_new_tokens, cache, **options):
@@ -221,7 +221,7 @@ def _as_ids(ids) -> list[int]:
     return ids
 
 
-def _rows(ids, vocab_size: int) -> list[list[int]]:
+def check_prompts(ids, vocab_size: int) -> list[list[int]]:
     """Any accepted form of prompt as a list of lists, checked."""
     if isinstance(ids, Tensor):
         if ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
@@ -251,7 +251,8 @@ def _rows(ids, vocab_size: int) -> list[list[int]]:
     return rows
 
 
-def _stops(stop_ids, B: int, config) -> list[set[int]]:
+def stop_sets(stop_ids, B: int, config) -> list[set[int]]:
+    """Any accepted form of stop ids as one set for each of B rows, checked; None: the model's own end ids."""
     if stop_ids is None:
         return [set(_as_ids(config.eos_token_id))] * B
     stops = _stops_given(stop_ids, B)

@@ -56,6 +56,9 @@ class Allocator:
         """Give the child what the parent holds; asked only of an allocator that offers it."""
         raise NotImplementedError(f"{type(self).__name__} does not offer fork")
 
+    def trim(self, request: Request) -> None:
+        """A step failed before request.num_computed_tokens grew: slots taken for its new tokens may be given back."""
+
     def release(self, request: Request) -> None:
         """Take back all that the request holds, if anything."""
         if self.held.pop(request, None) is not None:
@@ -152,6 +155,12 @@ class PagedAllocator(Allocator):
     def fork(self, parent: Request, child: Request) -> None:
         self.rows[child] = self.rows[parent].copy()
         self._note(child, [], self.rows[child].table)
+
+    def trim(self, request: Request) -> None:
+        row, bs = self.rows[request], self.pool.block_size
+        blocks = -(-row.length // bs)
+        self._note(request, row.table[blocks:], [])
+        row.keep(blocks)
 
     def release(self, request: Request) -> None:
         if (row := self.rows.pop(request, None)) is not None:

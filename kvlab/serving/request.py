@@ -57,6 +57,7 @@ class Request:
     reason: str = field(default="", init=False)
     ids: list[int] = field(init=False, repr=False)  # prompt and new tokens
     num_computed_tokens: int = field(default=0, init=False)  # of them, in slots of the cache: 0 .. num_tokens - 1
+    sampler: object = field(default=None, init=False, repr=False)  # its generators; preemption does not touch them
     index: int = field(default=0, init=False)  # which sample of its prompt
     samples: list[Request] = field(init=False, repr=False)  # all samples of this prompt, itself the first
     to_fork: list[Request] = field(default_factory=list, init=False, repr=False)  # samples that wait for its prompt
@@ -96,7 +97,8 @@ class Request:
     def sample(self, index: int) -> Request:
         """Another request for the same prompt, to be forked from this one."""
         twin = Request(self.prompt, self.max_tokens, f"{self.id}/{index}", on_token=self.on_token, arrival=self.arrival)
-        twin.index, twin.order, twin.samples, twin.stops = index, self.order, self.samples, self.stops
+        twin.index, twin.order, twin.samples = index, self.order, self.samples
+        twin.stops, twin.sampler = self.stops, self.sampler
         return twin
 
 

@@ -63,24 +63,28 @@ class Scheduler:
 
     # ---- requests come and go
 
-    def add(self, request: Request) -> Request:
-        """Put a request at the end of the queue. One that can never fit ends at once (Status.TOO_LONG).
-
-        Raises ValueError, with nothing changed, for an id that was used before, a request that was added before, and
-        more samples than may run at once.
-        """
+    def check(self, request: Request) -> None:
+        """Raises ValueError for an id that was used before, a request that was added before, and more samples than
+        may run at once. Changes nothing."""
         if not isinstance(request, Request):
             raise TypeError(f"{request!r} must be a Request")
         if request.status is not Status.NEW:
             raise ValueError(f"request {request.id!r} was added before (it is {request.status}): make a new one")
         if request.n > self.max_num_seqs:
             raise ValueError(f"n={request.n} samples cannot run together: max_num_seqs={self.max_num_seqs}")
-        order = len(self.requests)
-        id = order if request.id is None else request.id
+        id = self._id_of(request)
         for name in (id, *(f"{id}/{i}" for i in range(1, request.n))):
             if name in self.requests:
                 raise ValueError(f"request id {name!r} is in use already ({self.requests[name].status})")
-        request.id, request.order = id, order
+
+    def _id_of(self, request: Request) -> int | str:
+        return len(self.requests) if request.id is None else request.id
+
+    def add(self, request: Request) -> Request:
+        """Put a request at the end of the queue, or raise as check() does, with nothing changed.
+        One that can never fit ends at once (Status.TOO_LONG)."""
+        self.check(request)
+        request.id, request.order = self._id_of(request), len(self.requests)
         request.samples += [request.sample(i) for i in range(1, request.n)]
         for sample in request.samples:
             sample.status, sample.added_step = Status.WAITING, self.trace.step
@@ -229,6 +233,7 @@ class Scheduler:
         """The step is over. Who was planned and not computed, because a layer raised, is so again in the next one."""
         for request in self._todo:
             self.trace.run(request, 0, 0)
+            self.allocator.trim(request)
         self._todo.clear()
         self.trace.step += 1
         self._deliver()
