@@ -5,7 +5,7 @@
 
 The distance is the query's position minus the key's: the query is the position that must produce the first digit of the
 answer, the key the first digit in the fact. It is the same for every other digit. So a window of W keys, the query's
-own included, sees the fact itself just if distance <= W - 1, and n layers can hand it on over n(W - 1) at most.
+own included, sees the very digit just if distance <= W - 1, and n layers can hand it on over n(W - 1) at most.
 
 The text ends where the number must follow, since there a small model is most reliable: it copies what once followed the
 same words. Ids of the pieces are joined, never tokenized again. Related: passkey retrieval (arXiv 2305.16300).

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kvlab.config import check_int
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -68,6 +70,7 @@ class Quality:
     def after(self, n: int) -> Quality:
         """The same, but of predictions of tokens at position n and later alone: after(window) leaves out what still
         fits in the window. Bytes stay those of the whole text. ValueError if no prediction is left."""
+        check_int("n", n, 0)
         if n >= self.tokens:
             raise ValueError(f"after({n}): the text has {self.tokens} tokens, at positions 0 to {self.tokens - 1}")
         skip = max(0, n - self.first)
@@ -103,11 +106,13 @@ def bootstrap(values: Tensor, statistic=None, block: int = 32, resamples: int = 
     """statistic(mean of values) with a 95% interval. values: (B, M), in the order of the text.
 
     Neighbouring tokens are hard or easy together, so whole blocks of `block` of them are drawn with replacement (block
-    bootstrap, Kuensch 1989), from all rows. The interval speaks of texts like this one, nothing wider.
+    bootstrap, Kuensch 1989), from all rows; an eighth of a short text at a time. The interval speaks of texts like
+    this one, nothing wider.
     """
     statistic = statistic or (lambda mean: mean)
     if block < 1 or resamples < 2:
         raise ValueError(f"block={block} and resamples={resamples} must be at least 1 and 2")
+    block = max(1, min(block, values.numel() // 8))
     parts = [part for row in values.double() for part in row.split(block)]
     sums = torch.stack([part.sum() for part in parts])
     sizes = torch.tensor([len(part) for part in parts], dtype=torch.float64)

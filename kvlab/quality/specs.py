@@ -24,17 +24,18 @@ def cache_from(spec, model, batch_size: int, max_length: int, name: str = "cache
             raise TypeError(
                 f"{name}: {spec!r} must be a kind and a dict of its options, as ('sliding', {{'window': 64}})"
             )
-        try:
-            cache = make_cache(spec[0], model, batch_size, max_length, **spec[1])
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
+        build = lambda: make_cache(spec[0], model, batch_size, max_length, **spec[1])  # noqa: E731
     elif callable(spec) and not isinstance(spec, KVCache):
-        cache = adopt(spec(model, batch_size, max_length), batch_size, max_length)
+        build = lambda: adopt(spec(model, batch_size, max_length), batch_size, max_length)  # noqa: E731
     else:
         raise TypeError(
             f"{name} is {kind_of(spec)}; it must be a kind, (kind, options), or a function of (model, batch_size, "
             "max_length) that returns a new cache"
         )
+    try:
+        cache = build()
+    except (TypeError, ValueError) as error:
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{name}: {error}") from error
     if cache.batch_size != batch_size:
         raise ValueError(f"{name}: its cache has {cache.batch_size} rows, the text has {batch_size}")
     if any(cache.lengths):
