@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kvlab.exercise_kinds import CacheClass, Function, Number
 from kvlab.exercise_memory import MEMORY_EXERCISES
+from kvlab.exercise_quantized import QUANTIZED_EXERCISES
 from kvlab.exercise_sliding import SLIDING_EXERCISES
 from kvlab.exercise_watch import WATCH_EXERCISES
 
@@ -201,5 +202,6 @@ EXERCISES: dict[str, Number | Function | CacheClass] = {
     ),
     **MEMORY_EXERCISES,
     **WATCH_EXERCISES,
+    **QUANTIZED_EXERCISES,
     **SLIDING_EXERCISES,
 }

@@ -56,6 +56,13 @@ class Ring(Grows):
         return kvlab.View(*view, self.window, self.sinks)
 
 
+def round_per_channel(k, bits, group):
+    x = k.unflatten(1, (-1, group))
+    low, high = x.amin(2, keepdim=True), x.amax(2, keepdim=True)
+    scale = ((high - low) / (2**bits - 1)).clamp(min=1e-8)
+    return (low + scale * ((x - low) / scale).round()).flatten(1, 2)
+
+
 RIGHT = {
     "00.1": 2 * 28 * 8 * 128 * 2,
     "00.2": 4096,  # 2 GiB / 512 KiB
@@ -68,6 +75,9 @@ RIGHT = {
     "03.1": 64,  # MiB: a layer's 4,096 keys and values of 32 heads of 128, in fp16
     "03.2": one_tensor,
     "03.3": lambda k, n: k[:, :, k.shape[2] - n :].clone(),
+    "05.1": 2**18 // 2 + 2**18 // 64 * 4,  # 2**18 numbers: half a byte each, and 4 bytes for each 64
+    "05.2": lambda codes: codes[..., ::2] + 16 * codes[..., 1::2],
+    "05.3": round_per_channel,
     "02.4": lambda s, full, sliding, window: s * full + min(s, window) * sliding,
     "04.1": lambda free, texts, prompt, each: max(0, free // (texts * each) - (prompt - 1)),
     "04.2": Ring,
