@@ -13,7 +13,7 @@ from two_devices import TwoDevices
 from kvlab.caches import make_cache
 
 COUNTS = {"growing": 80, "full": 80, "paged": 100, "sliding": 160, "quantized": 140}
-COUNTS |= {"heavy_hitter": 120, "random": 50, "first_last": 50}
+COUNTS |= {"heavy_hitter": 90, "random": 66, "first_last": 91}
 COUNTS |= {"shared": 80, "offloaded": 60}
 
 
@@ -135,7 +135,7 @@ def generate_case(kind: str, seed: int) -> Case:
 
 def share_layers(kind: str, rng, model: dict, options: dict) -> None:
     """In every fifth case layers that follow others: the model is made so, or else a shared cache makes it so."""
-    if kind in EVICTING or (kind != "shared" and rng.integers(5)):
+    if kind != "shared" and rng.integers(5):
         return
     one_type = "layer_types" not in model
     if not one_type:
@@ -147,6 +147,8 @@ def share_layers(kind: str, rng, model: dict, options: dict) -> None:
         options |= ({"owners": owners}, {"every": int(rng.integers(1, 4))}, {})[rng.integers(3)]
     else:
         model["kv_owner"] = owners
+    if isinstance(options.get("budget"), tuple):
+        options["budget"] += options["budget"][:1]
 
 
 CASES = [generate_case(kind, seed) for kind, n in COUNTS.items() for seed in range(n)]
@@ -232,7 +234,7 @@ def bytes_of_eviction(case: Case, model, log: list[SubStep]) -> tuple[dict[str, 
     n_kv, half, half_v = c.kv_shape[0], c.kv_shape[1] * itemsize, c.kv_shape[2] * itemsize  # of one head and token
     slots = [
         [min(case.max_length, budget if isinstance(budget, int) else budget[layer][head]) for head in range(n_kv)]
-        for layer in range(c.num_hidden_layers)
+        for layer in c.kv_layers
     ]
     N, copied, read = sum(map(sum, slots)), 0, 0
     for step in log:

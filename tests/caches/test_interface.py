@@ -167,7 +167,8 @@ def test_options_of_the_wrong_type(kind, options, message):
 
 
 def test_make_cache_names_what_it_knows():
-    assert list(KINDS) == ["growing", "full", "sliding", "quantized", "paged"]
+    later = ["heavy_hitter", "random", "first_last", "shared", "offloaded"]
+    assert list(KINDS) == ["growing", "full", "sliding", "quantized", "paged", *later]
     with pytest.raises(
         ValueError, match="cache kind 'static' is not known; kinds are growing, full, sliding, quantized"
     ):
