@@ -53,7 +53,21 @@ def draw(seed):
         },
         "paged": {"block_size": r.choice([1, 4, 16]), **({"num_blocks": 200} if r.random() < 0.2 else {})},
     }
-    return config, lengths, max(lengths) + r.choice([0, 1, 17]), dtype, options
+    max_length = max(lengths) + r.choice([0, 1, 17])
+    options |= {
+        kind: {"budget": draw_budget(r, config, max_length)} for kind in ("heavy_hitter", "random", "first_last")
+    }
+    options["first_last"]["first"] = 0
+    return config, lengths, max_length, dtype, options
+
+
+def draw_budget(r, config, max_length):
+    """One for all heads or one for each; in half of the cases near max_length, where little is evicted or nothing."""
+    least, most = r.choice([(1, 40), (max_length - 3, max_length + 3)])
+    if r.random() < 0.5:
+        return max(1, r.randint(least, most))
+    heads = range(config.num_key_value_heads)
+    return [[max(1, r.randint(least, most)) for _ in heads] for _ in range(config.num_hidden_layers)]
 
 
 def filled(kind, config, lengths, max_length, dtype, options):
@@ -86,7 +100,7 @@ def tokens_stored(kind, lengths, max_length, options):
     return block * options.get("num_blocks", rows * -(-max_length // block))
 
 
-@pytest.mark.parametrize("kind", ["growing", "full", "sliding", "quantized", "paged"])
+@pytest.mark.parametrize("kind", list(draw(0)[4]))
 def test_held_bytes_equal_the_real_cache(kind):
     for seed in range(MODELS):
         config, lengths, max_length, dtype, options = draw(seed)
@@ -96,7 +110,13 @@ def test_held_bytes_equal_the_real_cache(kind):
             config, seq_len=lengths, kv_dtype=DTYPES[dtype], cache=kind, max_length=max_length, **options[kind]
         )
         assert found.held_bytes == sum(by.values()) == cache.nbytes, (seed, kind, by)
-        if kind != "quantized":
+        if "budget" in options[kind]:
+            budget, dim = options[kind]["budget"], config.head_dim
+            table = [[budget] * config.num_key_value_heads] * config.num_hidden_layers
+            slots = sum(min(n, max_length) for row in (table if isinstance(budget, int) else budget) for n in row)
+            assert by["keys"] == by["values"] == len(lengths) * slots * dim * dtype.itemsize
+            assert by["positions"] == len(lengths) * slots * 4 == by.get("scores", by["positions"])
+        elif kind != "quantized":
             heads, dim = config.num_key_value_heads, config.head_dim
             one = config.num_hidden_layers * 2 * heads * dim * dtype.itemsize
             assert by["keys"] + by["values"] == tokens_stored(kind, lengths, max_length, options[kind]) * one
@@ -133,6 +153,8 @@ def test_every_kind_is_known():
         ({"window": 3}, "need cache=kind"),
         ({"cache": "full", "kv_dtype": "q8_0"}, "quantized"),
         ({"cache": "full", "max_length": 4}, "max_length=4"),
+        ({"cache": "heavy_hitter", "max_length": 4, "budget": 6}, "max_length=4"),
+        ({"cache": "random", "budget": [[3]]}, r"budget=\[\[3\]\] must be an int, or a table"),
     ],
 )
 def test_refusals(change, words):
