@@ -14,6 +14,7 @@ from kvlab.attention import rope, rope_angles
 from kvlab.caches import make_cache
 from kvlab.caches.base import KVCache
 from kvlab.caches.codecs import make_codec
+from kvlab.caches.quantized import QuantizedCache
 from kvlab.config import ModelConfig
 from kvlab.measure import count_flops, memory
 from kvlab.measure.watch import Watch
@@ -86,6 +87,19 @@ def last_query(model, ids: Tensor, cache: KVCache, layer: int) -> Tensor:
     q = caught[0].view(1, 1, -1, attention.head_dim).transpose(1, 2)
     pos = torch.tensor([[ids.shape[1] - 1]], device=q.device)
     return rope(q, rope_angles(pos, model.freq_on(q.device, q.dtype), q.dtype))
+
+
+def one_layer_cache(k: Tensor, v: Tensor, **options) -> QuantizedCache:
+    """A QuantizedCache (options: see there) of one layer, fed k, v (B, n_kv, S, D), the last token alone."""
+    B, S = k.shape[0], k.shape[2]
+    cache, done = QuantizedCache(B, S, **options), 0
+    while done < S:
+        T = min(cache.max_chunk(max(1, S - 1 - done)), max(1, S - 1 - done))
+        pos = torch.arange(done, done + T, device=k.device).expand(B, T)
+        cache.append(0, k[:, :, done : done + T], v[:, :, done : done + T], pos)
+        cache.advance(pos)
+        done += T
+    return cache
 
 
 # ---- bytes -------------------------------------------------------------------------------------------------------

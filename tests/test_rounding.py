@@ -107,15 +107,26 @@ def test_work_counts_products_numbers_and_bytes():
     assert w.written == 4 * 256 and 3 * 256 <= w.peak <= 4 * 256
 
 
+@pytest.mark.parametrize("S", [1, 2, 16, 17, 40])
+@pytest.mark.parametrize("R", [0, 8])
+def test_one_layer_cache_is_the_cache_of_a_text(S, R):
+    rng = torch.Generator().manual_seed(0)
+    k, v = (torch.randn(2, 2, S, 8, generator=rng) for _ in "kv")
+    options = {"k_bits": 4, "v_bits": 2, "group_size": 8, "residual_length": R}
+    cache, single = rounding.one_layer_cache(k, v, **options), QuantizedCache(2, S, **options)
+    for t in range(S):
+        pos = torch.full((2, 1), t)
+        single.append(0, k[:, :, t : t + 1], v[:, :, t : t + 1], pos)
+        single.advance(pos)
+    assert cache.lengths == single.lengths == [S, S] and cache.sealed == single.sealed
+    for mine, other in zip(cache.codes[0], single.codes[0]):
+        assert all(torch.equal(a, b) for a, b in zip(mine, other))
+
+
 def quantized(S, n_kv, D, bits=4, group=16):
     rng = torch.Generator().manual_seed(0)
-    cache = QuantizedCache(1, S, bits, bits, group_size=group, residual_length=0)
     k, v = (torch.randn(1, n_kv, S, D, generator=rng, dtype=torch.float64) for _ in "kv")
-    for start in range(0, S, group):
-        pos = torch.arange(start, min(start + group, S))[None]
-        cache.append(0, k[:, :, start : start + group], v[:, :, start : start + group], pos)
-        cache.advance(pos)
-    return cache
+    return rounding.one_layer_cache(k, v, k_bits=bits, v_bits=bits, group_size=group, residual_length=0)
 
 
 @pytest.mark.parametrize("M", [1, 3])
