@@ -221,8 +221,13 @@ def test_after_the_first_window_a_window_has_lost_something():
 
 
 def test_over_text_averages_runs_of_predictions():
-    middles, values = made([[0.0, 2, 4, 6, 1]]).over_text(2)
+    q = made([[0.0, 2, 4, 6, 1]])
+    middles, values = q.over_text(2)
     assert middles == [2, 4, 5] and values == pytest.approx([math.e, math.e**5, math.e])
+    assert q.over_text(2, "kl")[1] == pytest.approx([0.1, 0.5, 0.1]) and q.over_text(2, "top1")[1] == [0.5, 0, 1]
+    assert q.after(3).over_text(2)[0] == [4, 5]
+    with pytest.raises(ValueError, match="of='nll'"):
+        q.over_text(2, "nll")
 
 
 def test_the_spread_is_that_of_the_text_and_the_seed():
@@ -257,8 +262,9 @@ def test_a_bootstrap_of_nothing_is_refused(bad):
 
 
 def test_the_table_is_tidy():
-    lines = table(evaluate(MODEL, TEXTS[0], {"full": "full", "int4 of some length": LOSSY["int4"]})).split("\n")
-    assert len(lines) == 4 and len({len(line) for line in lines}) == 1
+    caches = {"full": "full", "int4 of some length": LOSSY["int4"], 9: ("sliding", {"window": 9})}
+    lines = table(evaluate(MODEL, TEXTS[0], caches)).split("\n")
+    assert len(lines) == 5 and len({len(line) for line in lines}) == 1
     assert "perplexity" in lines[0] and lines[2].startswith("full ") and "100.0%" in lines[2]
 
 

@@ -151,4 +151,4 @@ def _ask(model, texts: Texts, cache, chunk: int) -> tuple[Tensor, Tensor]:
             logits = model(texts.answer[:, i - 1 : i], cache, logits_to_keep=1)[:, -1]
         logprob = logprob + log_probs(logits).gather(1, token)[:, 0]
         right = right & (logits.argmax(-1, keepdim=True) == token)[:, 0]
-    return (logprob / texts.answer.shape[1]).double().cpu(), right.cpu()
+    return (logprob / texts.answer.shape[1]).cpu().double(), right.cpu()  # Metal has no float64

@@ -91,12 +91,16 @@ class Quality:
             )
         return bootstrap(self.nll - other.nll, lambda mean: mean.clamp(max=700).exp(), block, resamples, seed)
 
-    def over_text(self, block: int = 64) -> tuple[list[int], list[float]]:
-        """Perplexity of each run of `block` predicted tokens, over all rows: (middle of each run, values)."""
-        parts = self.nll.split(block, 1)
-        starts = range(self.first, self.tokens, block)
-        middles = [start + part.shape[1] // 2 for start, part in zip(starts, parts)]
-        return middles, [math.exp(min(part.mean().item(), 700.0)) for part in parts]
+    def over_text(self, block: int = 64, of: str = "perplexity") -> tuple[list[int], list[float]]:
+        """Perplexity, KL or top-1 agreement of each run of `block` predicted tokens, over all rows, to be drawn against
+        the position: (middle of each run, values). of: "perplexity", "kl" or "top1"."""
+        check_int("block", block)
+        if of not in ("perplexity", "kl", "top1"):
+            raise ValueError(f"of={of!r} must be 'perplexity', 'kl' or 'top1'")
+        values = {"perplexity": self.nll, "kl": self.kl, "top1": self.agree.double()}[of]
+        means = [part.mean().item() for part in values.split(block, 1)]
+        middles = [min(start + block // 2, self.tokens - 1) for start in range(self.first, self.tokens, block)]
+        return middles, [math.exp(min(mean, 700.0)) for mean in means] if of == "perplexity" else means
 
     def __str__(self):
         return table({self.name: self})
@@ -129,7 +133,7 @@ def table(results: Mapping[str, Quality]) -> str:
         s = r.spread()
         size = ("-", "-") if r.nbytes is None else (f"{r.nbytes:,}", f"{r.bytes_per_token:,.0f}")
         rows.append(
-            (name, *size, f"{s.value:.2f}", f"{s.low:.2f} to {s.high:.2f}", f"{r.mean_kl:.4f}", f"{r.top1:.1%}")
+            (str(name), *size, f"{s.value:.2f}", f"{s.low:.2f} to {s.high:.2f}", f"{r.mean_kl:.4f}", f"{r.top1:.1%}")
         )
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))) for row in rows]

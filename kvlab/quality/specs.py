@@ -46,16 +46,16 @@ def cache_from(spec, model, batch_size: int, max_length: int, name: str = "cache
     return cache
 
 
-def caches_from(specs, model, batch_size: int, max_length: int) -> dict[str, KVCache]:
+def caches_from(specs, model, batch_size: int, max_length: int) -> dict[object, KVCache]:
     """All of them, before anything runs: most allocate at their first token, so that this costs nothing."""
     if not isinstance(specs, Mapping):
         raise TypeError(f"caches must be a dict of names and caches, not {kind_of(specs)}")
     if not specs:
         raise ValueError("caches is empty: name at least one cache")
-    made: dict[str, KVCache] = {}
+    made: dict[object, KVCache] = {}
     for name, spec in specs.items():
         cache = cache_from(spec, model, batch_size, max_length, str(name))
         if twin := next((other for other, c in made.items() if c is cache), None):
             raise ValueError(f"{name}: its function returned the same cache as {twin}'s; each needs a new one")
-        made[str(name)] = cache
+        made[name] = cache
     return made
