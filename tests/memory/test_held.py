@@ -79,7 +79,7 @@ def filled(kind, config, lengths, max_length, dtype, options):
         pos = cache.next_positions(left)
         pos = pos[:, : cache.max_chunk(pos.shape[1])]
         shape = (len(lengths), config.num_key_value_heads, pos.shape[1], config.head_dim)
-        for layer in range(config.num_hidden_layers):
+        for layer in config.kv_layers:
             cache.append(layer, torch.rand(shape).to(dtype), torch.rand(shape).to(dtype), pos)
         cache.advance(pos)
         left = [n - int((row >= 0).sum()) for n, row in zip(left, pos)]
