@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kvlab.config import check_int
@@ -28,7 +28,7 @@ class Status(StrEnum):
         return self not in (Status.NEW, Status.WAITING, Status.RUNNING, Status.PREEMPTED)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Request:
     """A prompt and what to make of it. Counts are in tokens.
 
@@ -55,12 +55,12 @@ class Request:
 
     status: Status = field(default=Status.NEW, init=False)
     reason: str = field(default="", init=False)
-    ids: list[int] = field(init=False, repr=False)  # prompt and new tokens
+    ids: list[int] = field(init=False)  # prompt and new tokens
     num_computed_tokens: int = field(default=0, init=False)  # of them, in slots of the cache: 0 .. num_tokens - 1
-    sampler: object = field(default=None, init=False, repr=False)  # its generators; preemption does not touch them
+    sampler: object = field(default=None, init=False)  # its generators; preemption does not touch them
     index: int = field(default=0, init=False)  # which sample of its prompt
-    samples: list[Request] = field(init=False, repr=False)  # all samples of this prompt, itself the first
-    to_fork: list[Request] = field(default_factory=list, init=False, repr=False)  # samples that wait for its prompt
+    samples: list[Request] = field(init=False)  # all samples of this prompt, itself the first
+    to_fork: list[Request] = field(default_factory=list, init=False)  # samples that wait for its prompt
     order: int = field(default=-1, init=False)  # of arrival
     num_preemptions: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)  # found in shared blocks instead of being computed
@@ -81,6 +81,10 @@ class Request:
         self.stops = frozenset(() if self.stop_ids is None else _as_list(self.stop_ids))
         self.samples = [self]
 
+    def __repr__(self) -> str:
+        tokens = f"{len(self.prompt)} + {len(self.output)} tokens, {self.num_computed_tokens} computed"
+        return f"Request({self.id!r}: {tokens}, {self.status})"
+
     @property
     def num_tokens(self) -> int:
         return len(self.ids)
@@ -96,7 +100,7 @@ class Request:
 
     def sample(self, index: int) -> Request:
         """Another request for the same prompt, to be forked from this one."""
-        twin = Request(self.prompt, self.max_tokens, f"{self.id}/{index}", on_token=self.on_token, arrival=self.arrival)
+        twin = replace(self, id=f"{self.id}/{index}", n=1)
         twin.index, twin.order, twin.samples = index, self.order, self.samples
         twin.stops, twin.sampler = self.stops, self.sampler
         return twin

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
+from itertools import count
 
 from kvlab.config import check_int
 from kvlab.serving.allocator import Allocator
@@ -78,7 +79,9 @@ class Scheduler:
                 raise ValueError(f"request id {name!r} is in use already ({self.requests[name].status})")
 
     def _id_of(self, request: Request) -> int | str:
-        return len(self.requests) if request.id is None else request.id
+        if request.id is not None:
+            return request.id
+        return next(i for i in count(len(self.requests)) if i not in self.requests)
 
     def add(self, request: Request) -> Request:
         """Put a request at the end of the queue, or raise as check() does, with nothing changed.
@@ -94,8 +97,9 @@ class Scheduler:
             request.to_fork = request.samples[1:]
         self.waiting += [request] if request.to_fork else request.samples
         if not self.allocator.fits(request.num_tokens):
-            for sample in [r for r in request.samples if not r.finished]:
-                self._end_too_long(sample)
+            for sample in request.samples:
+                if not sample.finished:  # those to fork have ended with their request
+                    self._end_too_long(sample)
         return request
 
     def cancel(self, id: int | str) -> None:

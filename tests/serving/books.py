@@ -24,6 +24,7 @@ def check_books(scheduler: Scheduler) -> None:
     for r in running:
         row = allocator.rows[r]
         assert r.status is Status.RUNNING and row.length == r.num_computed_tokens < r.num_tokens
+        assert len(row.keys) <= row.length // allocator.pool.block_size, "only full blocks are registered"
         assert len(row.table) == -(-row.length // allocator.pool.block_size)
         assert allocator.pieces(r) == [(b * allocator.pool.block_size, allocator.pool.block_size) for b in row.table]
     for r in waiting + to_fork:
@@ -94,18 +95,28 @@ def rebuilt(state):
     }
 
 
-def alone(model, request) -> tuple[list[int], list[torch.Tensor]]:
-    """What the request gets alone, with a full cache: its new tokens, and the logits each was chosen from."""
+def alone(model, request, step_by_step: bool) -> tuple[list[int], list[torch.Tensor]]:
+    """What the request gets alone, with a full cache: its new tokens, and the logits (vocab,) of each.
+
+    step_by_step: prefill and decode. Else in one pass over the text that it has: while the tokens agree, that is the
+    text which it would see alone, and when they part, the tokens say so.
+    """
     cache = make_cache("full", model, 1, len(request.prompt) + request.max_tokens)
     sampler = Sampler(request.temperature, request.top_k, request.top_p, request.seed)
-    feed, tokens, logits = request.prompt, [], []
-    while True:
+
+    def logits_of(ids):
         with torch.no_grad():
-            logits.append(model(torch.tensor([feed]), cache)[:, -1])
-        tokens += sampler(logits[-1], [request.index])
+            return model(torch.tensor([ids]), cache)[0]
+
+    ahead = [] if step_by_step else list(logits_of(request.ids)[len(request.prompt) - 1 :])
+    feed, tokens, logits = request.prompt, [], []
+    while step_by_step or len(tokens) < len(request.output):
+        logits.append(logits_of(feed)[-1] if step_by_step else ahead[len(tokens)])
+        tokens += sampler(logits[-1][None], [request.index])
         if tokens[-1] in request.stops or len(tokens) == request.max_tokens:
-            return tokens, logits
+            break
         feed = tokens[-1:]
+    return tokens, logits
 
 
 def record_logits(engine) -> dict:
@@ -121,14 +132,14 @@ def record_logits(engine) -> dict:
     return logits
 
 
-def check_alone(model, request, logits: list[torch.Tensor], complete: bool = True) -> None:
-    """Logits of every token within 1e-12 of those it gets alone; then its tokens equal. A request that was cut short
-    must have begun like that."""
-    tokens, want = alone(model, request)
+def check_alone(model, request, logits: list[torch.Tensor], step_by_step: bool = True) -> None:
+    """Logits of every token within 1e-12 of those it gets alone; then its tokens equal, and their number, if the
+    request was not cut short."""
+    tokens, want = alone(model, request, step_by_step)
     n = len(request.output)
-    assert (n == len(tokens)) if complete else n <= len(tokens)
-    assert len(logits) >= n
     for i in range(n):
-        error = (logits[i] - want[i][0]).abs().max().item()
+        error = (logits[i] - want[i]).abs().max().item()
         assert error <= 1e-12, f"request {request.id!r}, token {i}: logits off by {error:.3g}"
     assert request.output == tokens[:n]
+    if request.status in (Status.STOPPED, Status.LENGTH):
+        assert n == len(tokens) and (tokens[-1] in request.stops or n == request.max_tokens)

@@ -8,7 +8,7 @@ import numpy as np
 from books import Watch, check_alone, check_books, check_empty, record_logits
 from oracles import ids_for, toy
 
-from kvlab.serving import Engine, Request, Status
+from kvlab.serving import Engine, Request
 
 MODELS = (
     {},
@@ -37,7 +37,7 @@ def requests_for(rng) -> list[Request]:
     return found
 
 
-def run_workload(seed: int) -> Counter:
+def run_workload(seed: int, step_by_step: bool = True) -> Counter:
     """Run one, with its books checked after every step and every request held against itself alone -> what happened."""
     rng = np.random.default_rng([5, seed])
     model = toy(seed=12, **MODELS[seed % len(MODELS)])
@@ -72,7 +72,7 @@ def run_workload(seed: int) -> Counter:
     check_empty(engine.scheduler)
     watch.check()
     for r in engine.scheduler.requests.values():
-        check_alone(model, r.samples[0] if r is r.samples[0] else as_sample(r), [*logits.get(r, [])], is_complete(r))
+        check_alone(model, r, logits.get(r, []), step_by_step)
     kinds = Counter(e.kind for e in engine.trace.events)
     return Counter(
         preempted=kinds["preempted"],
@@ -82,20 +82,7 @@ def run_workload(seed: int) -> Counter:
         resumed_hits=sum(r.num_preemptions > 0 and r.num_cached_tokens > 0 for r in engine.scheduler.requests.values()),
         chunks=sum(e.kind == "runs" and e.a > 1 and not e.b for e in engine.trace.events),
         tokens=sum(len(r.output) for r in engine.scheduler.requests.values()),
-        **{str(r.status): 0 for r in requests},
     ) + Counter(str(r.status) for r in engine.scheduler.requests.values())
-
-
-def as_sample(sample: Request) -> Request:
-    """The sample, with the sampling options of the request it belongs to."""
-    first = sample.samples[0]
-    for name in ("temperature", "top_k", "top_p", "seed"):
-        setattr(sample, name, getattr(first, name))
-    return sample
-
-
-def is_complete(request: Request) -> bool:
-    return request.status in (Status.STOPPED, Status.LENGTH)
 
 
 def fail_at(n: int):

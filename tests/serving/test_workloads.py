@@ -6,10 +6,10 @@ import pytest
 from random_workloads import run_workload
 
 
-def run_ten(first: int) -> None:
+def run_ten(first: int, step_by_step: bool = False) -> None:
     """Ten workloads, in which what they are there for did happen."""
-    happened = sum((run_workload(seed) for seed in range(first, first + 10)), Counter())
-    least = {"preempted": 10, "forked": 10, "copied": 5, "hits": 10, "resumed_hits": 3, "chunks": 20, "tokens": 250}
+    happened = sum((run_workload(seed, step_by_step) for seed in range(first, first + 10)), Counter())
+    least = {"preempted": 10, "forked": 10, "copied": 2, "hits": 10, "resumed_hits": 3, "chunks": 10, "tokens": 250}
     for what, n in {**least, "stopped": 2, "length": 20}.items():
         assert happened[what] >= n, f"{what} happened {happened[what]} times: {happened}"
 
