@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from kvlab.config import ModelConfig
 from kvlab.memory.architecture import model_config
+from kvlab.memory.reading import flag, load_config
 from kvlab.model import GPT
 
 INDEX = "model.safetensors.index.json"
@@ -58,7 +59,13 @@ def read_folder(folder, dtype: torch.dtype, device) -> GPT:
                     raise CheckpointError(f"tensor {name} is in the checkpoint twice, the second time in {path.name}")
                 where[ours] = file, name
         model = empty_model(config, dtype, device)
-        fill(model, {ours: _stored(file, name) for ours, (file, name) in where.items()})
+        weights = {ours: _stored(file, name) for ours, (file, name) in where.items()}
+        raw = load_config(folder)
+        if config.kv_lora_rank is not None and (
+            raw["model_type"] != "deepseek_v3" or flag(raw, "rope_interleave", True)
+        ):
+            weights = {name: _halves_apart(name, stored, config) for name, stored in weights.items()}
+        fill(model, weights)
     return model
 
 
@@ -157,9 +164,10 @@ def fill(model: GPT, weights: dict[str, Stored]) -> None:
 def save_pretrained(model: GPT, folder, tokenizer=None) -> Path:
     """Writes config.json and model.safetensors as Hugging Face's libraries write them, and the tokenizer if given.
 
-    The class follows from the configuration: Qwen2 where qkv_bias is set, Mistral where every layer has a window,
-    Llama otherwise. ValueError where none of the three can express the model. Where layers follow others (kv_owner)
-    only kvlab can read it, and its model_type says so. Returns the folder.
+    The class follows from the configuration: DeepseekV3 with latent attention (V2 where the MLP has biases), Qwen2
+    where qkv_bias is set, Mistral where every layer has a window, Llama otherwise. ValueError where none of them can
+    express the model. Where layers follow others (kv_owner) only kvlab can read it, and its model_type says so. Returns
+    the folder.
     """
     from safetensors.torch import save_file
 
@@ -169,7 +177,8 @@ def save_pretrained(model: GPT, folder, tokenizer=None) -> Path:
     tensors = {}
     for name, param in model.named_parameters():
         full = name if name.startswith("lm_head") else f"model.{name}"
-        tensors[full] = param.detach().cpu().contiguous()
+        order = rope_rows(name, model.config)
+        tensors[full] = (param if order is None else param[order.argsort()]).detach().cpu().contiguous()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if tokenizer is not None:
@@ -180,16 +189,21 @@ def save_pretrained(model: GPT, folder, tokenizer=None) -> Path:
 def hf_config(config: ModelConfig, dtype: torch.dtype = torch.float32) -> dict:
     """The config.json of a ModelConfig, for transformers 4 and 5."""
     windows = [config.window(layer) for layer in range(config.num_hidden_layers)]
-    if config.qkv_bias and not config.attention_bias and not config.mlp_bias:
+    latent = config.kv_lora_rank is not None
+    if latent and not any(windows):
+        version = 2 if config.mlp_bias else 3
+        family, name = f"deepseek_v{version}", f"DeepseekV{version}ForCausalLM"
+    elif config.qkv_bias and not config.attention_bias and not config.mlp_bias:
         family, name = "qwen2", "Qwen2ForCausalLM"
-    elif all(windows) and not (config.attention_bias or config.qkv_bias or config.mlp_bias):
+    elif all(windows) and not latent and not (config.attention_bias or config.qkv_bias or config.mlp_bias):
         family, name = "mistral", "MistralForCausalLM"
-    elif not any(windows) and not config.qkv_bias:
+    elif not any(windows) and not latent and not config.qkv_bias:
         family, name = "llama", "LlamaForCausalLM"
     else:
         raise ValueError(
             f"no Hugging Face class has sliding windows on {sum(map(bool, windows))} of {len(windows)} layers and "
-            f"attention_bias={config.attention_bias}, qkv_bias={config.qkv_bias}, mlp_bias={config.mlp_bias}"
+            + (f"kv_lora_rank={config.kv_lora_rank}, " if latent else "")
+            + f"attention_bias={config.attention_bias}, qkv_bias={config.qkv_bias}, mlp_bias={config.mlp_bias}"
         )
     fields = (
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
@@ -199,7 +213,12 @@ def hf_config(config: ModelConfig, dtype: torch.dtype = torch.float32) -> dict:
     out = {"architectures": [name], "model_type": family, "hidden_act": "silu"}
     out |= {field: getattr(config, field) for field in fields.split()}
     out["torch_dtype"] = str(dtype).removeprefix("torch.")
-    if family == "llama":
+    if latent:
+        sizes = "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim attention_bias"
+        out |= {field: getattr(config, field) for field in sizes.split()}
+        out |= {"first_k_dense_replace": config.num_hidden_layers, "rope_interleave": True}  # no layer has experts
+        out |= {"mlp_bias": True} if config.mlp_bias else {}
+    elif family == "llama":
         out |= {"attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}
     else:
         out["sliding_window"] = config.sliding_window
@@ -209,6 +228,28 @@ def hf_config(config: ModelConfig, dtype: torch.dtype = torch.float32) -> dict:
         # transformers would open it as its own class and fill the missing projections with random numbers
         out |= {"architectures": ["GPT"], "model_type": f"kvlab_{family}", "kv_owner": list(config.kv_owner)}
     return out
+
+
+def rope_rows(name: str, config: ModelConfig) -> Tensor | None:
+    """The rows of a DeepSeek matrix (or its bias) in kvlab's order; None where they are in that order already.
+
+    DeepSeek turns neighbouring channels (0, 1), (2, 3), ..., kvlab channels i and i + qk_rope_head_dim / 2. With the
+    even rows first both turn the same pairs, in queries and keys alike, so that no score changes.
+    """
+    layer = name.rpartition(".")[0].rpartition(".")[2]
+    if config.kv_lora_rank is None or layer not in ("q_proj", "q_b_proj", "kv_a_proj_with_mqa"):
+        return None
+    rope = torch.arange(config.qk_rope_head_dim).view(-1, 2).t().flatten()  # 0, 2, 4, ..., 1, 3, 5, ...
+    heads, before = config.num_attention_heads, config.qk_nope_head_dim
+    if layer == "kv_a_proj_with_mqa":
+        heads, before = 1, config.kv_lora_rank
+    one = torch.cat((torch.arange(before), before + rope))
+    return (torch.arange(heads)[:, None] * len(one) + one).flatten()
+
+
+def _halves_apart(name: str, stored: Stored, config: ModelConfig) -> Stored:
+    order = rope_rows(name, config)
+    return stored if order is None else stored._replace(load=lambda: stored.load()[order])
 
 
 def _stored(file, name: str) -> Stored:

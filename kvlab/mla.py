@@ -169,13 +169,15 @@ def compare_sharing(config: ModelConfig, seen: int, groups: int, itemsize: int =
     if config.kv_lora_rank is None:
         raise ValueError("config has no kv_lora_rank: the comparison starts from a model with latent attention")
     H, n, rows = config.num_attention_heads, config.num_hidden_layers, []
+
+    def row(name: str, c: ModelConfig, one: cost.Flops) -> Shared:
+        projections = n * one.projections - cost.spared_flops(c, 1)
+        return Shared(name, c, c.kv_bytes_per_token(itemsize), projections, n * one.attention)
+
     gone = dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     for name, kv_heads in (("MHA", H), (f"GQA, {groups} KV heads", groups), ("MQA", 1)):
         plain = config.with_(**gone, head_dim=config.v_head_dim, num_key_value_heads=kv_heads)
-        one = cost.attention_flops(plain, 1, seen)
-        rows.append(Shared(name, plain, plain.kv_bytes_per_token(itemsize), n * one.projections, n * one.attention))
+        rows.append(row(name, plain, cost.attention_flops(plain, 1, seen)))
     for form in cost.FORMS:
-        one = cost.latent_flops(config, 1, seen, form)
-        size = config.kv_bytes_per_token(itemsize)
-        rows.append(Shared(f"MLA, {form}", config, size, n * one.projections, n * one.attention))
+        rows.append(row(f"MLA, {form}", config, cost.latent_flops(config, 1, seen, form)))
     return rows

@@ -223,7 +223,7 @@ def test_config_missing_damaged_or_of_the_wrong_kind(folder):
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3", "gemma2", "mixtral", "deepseek_v3", "gpt2", "phi3", "qwen2_moe", "llama4", None]
+    "family", ["qwen3", "gemma2", "mixtral", "minicpm3", "gpt2", "phi3", "qwen2_moe", "llama4", None]
 )
 def test_foreign_family_is_refused_by_name(folder, family):
     change_config(folder, model_type=family)

@@ -269,8 +269,9 @@ def test_a_generation_costs_the_sum_of_its_steps(kind, window):
     assert (counted.projections, counted.attention) == cost.generation_flops(model.config, kind, 5, 9, window)
 
 
-def test_sharing_compared_is_what_models_count_and_caches_hold():
-    config = ModelConfig(vocab_size=20, hidden_size=32, num_hidden_layers=2, num_attention_heads=8, q_lora_rank=12,
+@pytest.mark.parametrize("kv_owner", [None, (0, 0)], ids=["own", "shared by layers too"])
+def test_sharing_compared_is_what_models_count_and_caches_hold(kv_owner):
+    config = ModelConfig(kv_owner=kv_owner, vocab_size=20, hidden_size=32, num_hidden_layers=2, num_attention_heads=8, q_lora_rank=12,
                          kv_lora_rank=32, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)  # fmt: skip
     rows = compare_sharing(config, seen=25, groups=2, itemsize=4)
     assert [row.name for row in rows] == ["MHA", "GQA, 2 KV heads", "MQA", "MLA, absorbed", "MLA, expanded"]

@@ -1,7 +1,8 @@
 """Which config.json kvlab's own GPT can run, and the ModelConfig it becomes: the Llama family. Loads no torch.
 
 The GPT knows RMSNorm, rotary positions over the whole head, SwiGLU, and MHA, GQA or MQA with optional biases and
-windows. A configuration that needs anything else is refused by name; the calculator still counts its bytes.
+windows; and DeepSeek's latent attention, as long as no layer is a mixture of experts. A configuration that needs
+anything else is refused by name; the calculator still counts its bytes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,15 @@ _FAMILIES = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
     "qwen2": {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
+    "deepseek_v2": {"max_position_embeddings": 2048, "first_k_dense_replace": 0},
+    "deepseek_v3": {"max_position_embeddings": 4096, "first_k_dense_replace": 3},
 }
-SUPPORTED = "Llama, SmolLM, TinyLlama, Mistral and Qwen2 or Qwen2.5 (model_type llama, mistral or qwen2)"
+LATENT = ("deepseek_v2", "deepseek_v3")
+_LATENT_SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+SUPPORTED = (
+    "Llama, SmolLM, TinyLlama, Mistral, Qwen2 or Qwen2.5 (model_type llama, mistral or qwen2), and a DeepSeek-V2 or V3 "
+    "without experts (deepseek_v2, deepseek_v3)"
+)
 
 # key that makes a model something else -> what that is called
 _FOREIGN = {
@@ -45,8 +53,9 @@ def model_config(config) -> ModelConfig:
         family = family.removeprefix("kvlab_")
     if family not in _FAMILIES:
         raise ConfigError(f"kvlab's GPT cannot run model_type={family!r}; it runs {SUPPORTED}")
+    latent = _latent(config, family) if family in LATENT else {}
     for key, what in _FOREIGN.items():
-        if config.get(key):
+        if config.get(key) and not (latent and key in ("kv_lora_rank", "n_routed_experts")):
             raise ConfigError(f"kvlab's GPT cannot run {what} ({key}={_short(config[key])}); it runs {SUPPORTED}")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ConfigError(
@@ -68,15 +77,16 @@ def model_config(config) -> ModelConfig:
                 config, "num_key_value_heads", default=defaults.get("num_key_value_heads", heads)
             ),
             head_dim=whole(config, "head_dim", default=None),
+            **latent,
             max_position_embeddings=whole(
                 config, "max_position_embeddings", default=defaults["max_position_embeddings"]
             ),
             rms_norm_eps=_number("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
             rope_theta=theta,
             rope_scaling=scaling,
-            attention_bias=family == "llama" and flag(config, "attention_bias"),
+            attention_bias=family in ("llama", *LATENT) and flag(config, "attention_bias"),
             qkv_bias=family == "qwen2",
-            mlp_bias=flag(config, "mlp_bias"),
+            mlp_bias=family != "deepseek_v3" and flag(config, "mlp_bias"),
             tie_word_embeddings=flag(config, "tie_word_embeddings"),
             sliding_window=window,
             layer_types=layer_types,
@@ -87,6 +97,29 @@ def model_config(config) -> ModelConfig:
         )
     except (ValueError, TypeError) as error:
         raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
+
+
+def _latent(config: dict, family: str) -> dict:
+    """The sizes of DeepSeek's latent attention. ConfigError where a layer has experts, or scores another scale.
+
+    transformers fills in the same sizes where the file is silent; there a q_lora_rank of null means plain queries.
+    """
+    dense = whole(config, "first_k_dense_replace", default=_FAMILIES[family]["first_k_dense_replace"], least=0)
+    if config.get("n_routed_experts", True) and dense < whole(config, "num_hidden_layers"):
+        raise ConfigError(
+            f"kvlab's GPT cannot run a mixture of experts, which this {family} has from layer {dense} on "
+            f"(first_k_dense_replace={dense}); it runs {SUPPORTED}"
+        )
+    for name in ("rope_parameters", "rope_scaling"):  # YaRN's mscale; where there is no scaling it does nothing
+        given = config.get(name)
+        kind = (given.get("rope_type") or given.get("type") or "default") if isinstance(given, dict) else "default"
+        if kind != "default" and given.get("mscale_all_dim"):
+            raise ConfigError(
+                f"kvlab's GPT cannot run {name} of type {kind!r} with mscale_all_dim={given['mscale_all_dim']!r}: it "
+                "changes the scale of the scores"
+            )
+    sizes = {name: whole(config, name, default=value) for name, value in _LATENT_SIZES.items()}
+    return {**sizes, "q_lora_rank": whole(config, "q_lora_rank", default=None) if "q_lora_rank" in config else 1536}
 
 
 def owners_in(config: dict, layers: int) -> tuple[int, ...] | None:
@@ -146,10 +179,10 @@ def _merged(new: dict, old: dict) -> dict:
 def _windows(config: dict, family: str, layers: int) -> tuple[int | None, tuple[str, ...] | None]:
     """(sliding_window, layer_types) as transformers reads them for this family."""
     types = config.get("layer_types")
-    if family == "llama":
+    if family == "llama" or family in LATENT:
         types = None if types and set(types) == {"full_attention"} else types
         if types:
-            raise ConfigError(f"a llama configuration has only full attention, not layer_types={_short(types)}")
+            raise ConfigError(f"a {family} configuration has only full attention, not layer_types={_short(types)}")
         return None, None
     default = None if "sliding_window" in config else _FAMILIES[family]["sliding_window"]
     window = whole(config, "sliding_window", default=default)

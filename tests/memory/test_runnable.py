@@ -111,7 +111,10 @@ def test_mistral_windows():
         ({"model_type": None}, "None"),
         ({"model_type": "mixtral"}, "mixtral"),
         ({"model_type": "qwen3"}, "qwen3"),
-        ({"model_type": "deepseek_v3"}, "deepseek_v3"),
+        ({"model_type": "deepseek_v3"}, "deepseek_v3 has from layer 3 on (first_k_dense_replace=3)"),
+        ({"model_type": "deepseek_v2"}, "mixture of experts, which this deepseek_v2 has from layer 0 on"),
+        ({"model_type": "deepseek_v32"}, "deepseek_v32"),
+        ({"model_type": "minicpm3"}, "minicpm3"),
         ({"kv_lora_rank": 512}, "MLA"),
         ({"num_local_experts": 8}, "mixture of experts"),
         ({"qk_norm": True}, "qk-norm"),
@@ -165,3 +168,45 @@ def test_agrees_with_transformers():
         if getattr(theirs, "layer_types", None):
             assert list(ours.layer_types) == theirs.layer_types
         assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+
+
+DEEPSEEK = {
+    **{k: LLAMA[k] for k in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
+    "model_type": "deepseek_v3",
+    "num_attention_heads": 16,
+    "first_k_dense_replace": 16,
+    "n_routed_experts": 256,
+}
+
+
+def test_a_deepseek_whose_layers_are_all_dense():
+    """Real files state routed experts whether a layer uses them or not; what is missing is as transformers has it."""
+    c = model_config(DEEPSEEK)
+    assert (c.kv_lora_rank, c.q_lora_rank, c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim) == (
+        512, 1536, 128, 64, 128)  # fmt: skip
+    assert (c.head_dim, c.num_key_value_heads, c.kv_shape) == (64, 16, (1, 512, 64))
+    c = model_config(
+        {**DEEPSEEK, "model_type": "deepseek_v2", "q_lora_rank": None, "mlp_bias": True, "kv_lora_rank": 8}
+    )
+    assert c.q_lora_rank is None and c.mlp_bias and c.kv_lora_rank == 8 and c.max_position_embeddings == 2048
+    assert model_config({**DEEPSEEK, "first_k_dense_replace": 0, "n_routed_experts": None}).kv_lora_rank == 512
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"first_k_dense_replace": 15}, "from layer 15 on (first_k_dense_replace=15)"),
+        ({"rope_scaling": {"type": "yarn", "factor": 40, "mscale_all_dim": 1.0}}, "'yarn' with mscale_all_dim=1.0"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0, "mscale_all_dim": 1.0}}, "changes the scale of the scores"),
+        ({"rope_scaling": {"type": "yarn", "factor": 40}}, "rope_type='yarn'"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads=4 with kv_lora_rank=512"),
+        ({"qk_rope_head_dim": 63}, "qk_rope_head_dim=63 must be even"),
+        ({"kv_lora_rank": 0}, "kv_lora_rank=0"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
+        ({"layer_types": ["sliding_attention"] * 16}, "a deepseek_v3 configuration has only full attention"),
+    ],
+)
+def test_a_deepseek_that_cannot_run(change, words):
+    with pytest.raises(ConfigError) as refusal:
+        model_config({**DEEPSEEK, **change})
+    assert words in str(refusal.value) and "\n" not in str(refusal.value)
