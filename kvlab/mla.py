@@ -90,6 +90,8 @@ class LatentAttention(nn.Module):
                 now.views[self.layer] = view
         else:
             view = now.views[self.owner]
+        if view.k.shape[1] != 1:
+            raise ValueError(f"the view has {view.k.shape[1]} heads; a latent model's has one, which serves all heads")
         mask = now.mask(view, self.window)
         wanted = cache is not None and cache.wants_weights
         form = self.form or cost.cheaper_form(self.config, T, view.k.shape[2])

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from oracles import assert_logits, ids_for
 from torch import nn
 
 from kvlab import cost
-from kvlab.attention import rope
-from kvlab.caches import GrowingCache, make_cache
+from kvlab.attention import View, rope
+from kvlab.caches import GrowingCache, adopt, make_cache
+from kvlab.check import check_cache
 from kvlab.config import ModelConfig
 from kvlab.generation import generate
 from kvlab.measure import count_flops
@@ -149,6 +151,42 @@ def test_a_view_may_set_the_scale(form):
     assert (asked - logits(own_toy(form))).abs().max() > 1e-2
 
 
+class Mine:
+    """A reader's own cache. spoil: what it does to its views."""
+
+    def __init__(self, spoil=lambda view: view):
+        self.held, self.spoil = {}, spoil
+
+    def append(self, layer, k, v, pos):
+        if layer in self.held:
+            k, v, pos = (torch.cat((old, new), -2 + (new.dim() < 3)) for old, new in zip(self.held[layer], (k, v, pos)))
+        self.held[layer] = k, v, pos
+        return self.spoil(View(k, v, pos))
+
+
+def test_check_cache_grades_a_cache_on_a_latent_model():
+    model = own_toy().requires_grad_(False)
+    for kind, expect in (("paged", "exact"), ("sliding", "window")):
+        options = {"window": 6, "sinks": 2} if kind == "sliding" else {}
+        report = check_cache(lambda m, B, n: make_cache(kind, m, B, n, **options), model, expect)  # noqa: B023
+        assert report.ok, report
+    assert check_cache(lambda m, B, n: Mine(), model).ok
+    for spoil, words in (
+        (lambda view: dataclasses.replace(view, v=view.v.roll(1, 2)), "Stale values"),
+        (lambda view: dataclasses.replace(view, scale=16**-0.5), r"root of qk_nope_head_dim \+ qk_rope_head_dim=14"),
+        (lambda view: dataclasses.replace(view, v=view.k), r"View.v has shape .*; it must be .* = \(1, 1, S, 8\)"),
+        (lambda view: dataclasses.replace(view, k=view.k.half().double()), "The dtype changes on the way: the keys"),
+    ):
+        report = check_cache(lambda m, B, n: Mine(spoil), model)  # noqa: B023
+        assert not report.ok and re.search(words, str(report)), report
+
+
+def test_a_view_of_several_heads_is_refused():
+    cache = adopt(Mine(lambda view: dataclasses.replace(view, k=view.k.repeat(1, 4, 1, 1))))
+    with pytest.raises(ValueError, match="the view has 4 heads; a latent model's has one, which serves all heads"):
+        logits(own_toy(), cache=cache)
+
+
 # ---- planted bugs: each must be seen
 
 
@@ -271,8 +309,9 @@ def test_a_generation_costs_the_sum_of_its_steps(kind, window):
 
 @pytest.mark.parametrize("kv_owner", [None, (0, 0)], ids=["own", "shared by layers too"])
 def test_sharing_compared_is_what_models_count_and_caches_hold(kv_owner):
-    config = ModelConfig(kv_owner=kv_owner, vocab_size=20, hidden_size=32, num_hidden_layers=2, num_attention_heads=8, q_lora_rank=12,
-                         kv_lora_rank=32, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)  # fmt: skip
+    config = ModelConfig(vocab_size=20, hidden_size=32, num_hidden_layers=2, num_attention_heads=8, kv_owner=kv_owner,
+                         q_lora_rank=12, kv_lora_rank=32, qk_nope_head_dim=8, qk_rope_head_dim=4,
+                         v_head_dim=8)  # fmt: skip
     rows = compare_sharing(config, seen=25, groups=2, itemsize=4)
     assert [row.name for row in rows] == ["MHA", "GQA, 2 KV heads", "MQA", "MLA, absorbed", "MLA, expanded"]
     for row in rows:

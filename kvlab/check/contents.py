@@ -60,7 +60,7 @@ def padding(e: Evidence) -> Finding | None:
 
 
 def heads(e: Evidence) -> Finding | None:
-    n_kv, n = e.config.num_key_value_heads, e.k.shape[1]
+    n_kv, n = e.config.kv_shape[0], e.k.shape[1]
     found = {}
     for j in e.wrong if n > 1 else []:
         for name, x in (("keys", e.k[j]), ("values", e.v[j])):
@@ -104,6 +104,8 @@ def stale(e: Evidence) -> Finding | None:
 
 
 def turned(e: Evidence) -> Finding | None:
+    if e.config.kv_lora_rank is not None:  # there keys are latents, and what is turned is the value
+        return None
     for name, x, right in (("keys", e.k, e.right_k), ("values", e.v, e.right_v)):
         for j in e.wrong:
             want, p = e.given(j, name[0]), int(e.label[j])

@@ -54,10 +54,13 @@ def scrambled(e: Evidence) -> Finding | None:
 
 
 def settings(e: Evidence) -> Finding | None:
-    v, D = e.view, e.k.shape[-1]
+    v, c = e.view, e.config
+    D, name = c.head_dim, "head_dim"
+    if c.kv_lora_rank is not None:
+        D, name = c.qk_nope_head_dim + c.qk_rope_head_dim, "qk_nope_head_dim + qk_rope_head_dim"
     if v.scale is not None and abs(v.scale * D**0.5 - 1) > 1e-9:
         return Finding(
-            f"The view sets scale={v.scale:.4g}, but this model divides by the root of head_dim={D}: {D**-0.5:.4g}. "
+            f"The view sets scale={v.scale:.4g}, but this model divides by the root of {name}={D}: {D**-0.5:.4g}. "
             "Leave scale=None.",
             "mask",
         )

@@ -67,10 +67,11 @@ class Spy(KVCache):
                 f"append returns {kind_of(view)}, not a View. End it with: return View(k, v, pos), where k and "
                 "v are all that the queries may see and pos says which position each key has"
             )
-        B, n_kv, T, D = k.shape
+        B, n_kv = k.shape[:2]
         for name, x, given in (("k", view.k, k), ("v", view.v, v)):
             if not isinstance(x, Tensor):
                 raise Found(f"View.{name} is {kind_of(x)}; it must be a tensor (B, n_kv, S, D)")
+            D = given.shape[3]  # a latent model's keys and values differ in it
             if x.dim() != 4 or x.shape[0] != B or x.shape[3] != D:
                 raise Found(
                     f"View.{name} has shape {tuple(x.shape)}; it must be (B, n_kv, S, D) = ({B}, {n_kv}, S, {D}), with "
