@@ -121,6 +121,7 @@ class PagedAllocator(Allocator):
         super().__init__(pool.num_blocks * pool.block_size)
         self.pool, self.prefix_sharing, self.headroom = pool, prefix_sharing, headroom
         self.rows: dict[Request, Row] = {}
+        self.bytes_copied = 0  # on write, by forks; 0 while the pool has no storage
 
     def admit(self, request: Request) -> int | None:
         blocks, keys = self.pool.find(request.ids) if self.prefix_sharing else ([], [])
@@ -138,7 +139,8 @@ class PagedAllocator(Allocator):
             return False
         new, copied = row.grow(tokens)
         if copied:
-            i, old, _ = copied
+            i, old, nbytes = copied
+            self.bytes_copied += nbytes
             self._note(request, [old], [row.table[i]])
             bs = self.pool.block_size
             self.trace.note("copied", request, old * bs, row.table[i] * bs)

@@ -22,7 +22,7 @@ class Engine:
 
     num_blocks, block_size: the pool, in tokens a block; or pool: a BlockPool that is there already.
     max_num_batched_tokens, max_num_seqs: see Scheduler. prefix_sharing, headroom: see PagedAllocator.
-    What happened stands in engine.trace; seconds, bytes_copied and bytes_read are summed over all steps.
+    What happened stands in engine.trace; seconds, bytes_copied and bytes_read are summed over all steps (see KVCache).
 
     A step runs one forward pass for all decodes, and one for all chunks of equal length. Nothing is padded, so that a
     pass computes its requests' tokens and no others; in a single pass, padded to the longest chunk, every decode would
@@ -46,15 +46,15 @@ class Engine:
         self.scheduler = Scheduler(self.allocator, max_num_batched_tokens, max_num_seqs)
         self.trace = self.scheduler.trace
         self.seconds = Counter(schedule=0.0, model=0.0, sample=0.0)  # schedule: the scheduler, the trace, callbacks
-        self.bytes_copied = self.bytes_read = 0
+        self.bytes_gathered = self.bytes_read = 0
 
-    def add(self, prompt: Request | list[int], max_tokens: int = 16, **options) -> Request:
-        """Queue a Request, or a prompt with the options of one. It joins at the next step that has room.
+    def add(self, prompt: Request | list[int], max_tokens: int = 16, id: int | str | None = None, **options) -> Request:
+        """Queue a prompt with the options of a Request, or a Request. It joins at the next step that has room.
 
         Raises ValueError or TypeError, with nothing changed, for ids outside the vocabulary, sampling options out of
         range, and what Request and Scheduler.check() refuse.
         """
-        request = prompt if isinstance(prompt, Request) else Request(prompt, max_tokens, **options)
+        request = prompt if isinstance(prompt, Request) else Request(prompt, max_tokens, id, **options)
         self.scheduler.check(request)
         check_prompts([request.prompt], self.model.config.vocab_size)
         stops = stop_sets(request.stop_ids, 1, self.model.config)[0]
@@ -69,6 +69,11 @@ class Engine:
     @property
     def unfinished(self) -> bool:
         return self.scheduler.unfinished
+
+    @property
+    def bytes_copied(self) -> int:
+        """Gathered by attention, and copied on write."""
+        return self.bytes_gathered + self.allocator.bytes_copied
 
     def run(self, max_steps: int | None = None) -> None:
         """Steps until all requests have ended, or max_steps of them."""
@@ -124,7 +129,7 @@ class Engine:
         ids = torch.tensor([r.ids[s : s + n] for r, s in zip(requests, starts)], device=self.model.device)
         cache = PagedCache.over([self.allocator.rows[r] for r in requests])
         logits = self.model(ids, cache, logits_to_keep=1)
-        self.bytes_copied += cache.bytes_copied
+        self.bytes_gathered += cache.bytes_copied
         self.bytes_read += cache.bytes_read
         return logits[:, -1]
 

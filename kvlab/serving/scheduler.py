@@ -237,9 +237,10 @@ class Scheduler:
         """The step is over. Who was planned and not computed, because a layer raised, is so again in the next one."""
         for request in self._todo:
             self.trace.run(request, 0, 0)
+        self.trace.step += 1
+        for request in self._todo:
             self.allocator.trim(request)
         self._todo.clear()
-        self.trace.step += 1
         self._deliver()
 
     def _deliver(self) -> None:

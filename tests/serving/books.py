@@ -79,8 +79,8 @@ class Watch:
             pieces = {p for *_, held_pieces in seen.values() for p in held_pieces}
             assert series["slots"][state.step] == sum(n for _, n in pieces)
             assert series["tokens"][state.step] == sum(computed for _, _, computed, _ in seen.values())
-            now = sorted((h.request, h.start) for h in held if h.begin <= state.step < h.end)
-            assert now == sorted((id, start) for id, (*_, mine) in seen.items() for start, _ in mine)
+            now = {(h.request, h.start) for h in held if h.begin <= state.step < h.end}
+            assert now == {(id, start) for id, (*_, mine) in seen.items() for start, _ in mine}
         for step in {0, trace.step // 2, trace.step - 1}:
             assert rebuilt(trace.state_at(step)) == self.seen[step]
         lost = sum(r.num_lost_tokens for r in s.requests.values())
