@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvlab.attention import View
-from kvlab.caches import FullCache, QuantizedCache, SlidingWindowCache
+from kvlab.caches import FullCache, OffloadedCache, QuantizedCache, SlidingWindowCache
 from kvlab.gpu_check import allocator, logits, main, run
 from kvlab.gpu_check.setup import VARIANTS, Check, dtypes_of
 from kvlab.gpu_check.speed import kernels
@@ -69,7 +69,24 @@ def test_a_wrong_cache_fails_its_logits(monkeypatch):
     with torch.no_grad():
         checks = list(logits.check_logits(CPU, [torch.float32, torch.bfloat16], "tiny"))
         checks += logits.check_forks(CPU, torch.float32, "tiny")
-    assert failed(checks) == {("logits, float32", "full"), ("logits, bfloat16", "full"), ("fork", "full")}
+    parts = ("logits, float32", "logits, bfloat16", "fork")
+    assert failed(checks) == {(part, name) for part in parts for name in ("full", "offloaded")}  # which is a full one
+
+
+def test_keys_and_values_on_another_device(monkeypatch):
+    """As with a card, though both devices are the CPU here: what is moved is checked, and what is not fails."""
+    monkeypatch.setattr(OffloadedCache, "_away", lambda self, device: True)
+    monkeypatch.setattr(OffloadedCache, "_ahead", lambda self, device: True)
+
+    def checks():
+        with torch.no_grad():
+            yield from logits.check_logits(CPU, [torch.float32], "tiny")
+            yield from logits.check_forks(CPU, torch.float32, "tiny")
+            yield from allocator.check_bytes(CPU, torch.float32, 2, 64, 2, 2, 16)
+
+    assert failed(checks()) == set()
+    monkeypatch.setattr(OffloadedCache, "_send", lambda self, *args: None)
+    assert failed(checks()) == {("logits, float32", "offloaded"), ("fork", "offloaded")}
 
 
 def test_a_ring_that_grows_and_wrong_nbytes_fail(monkeypatch):

@@ -34,9 +34,14 @@ def check_bytes(device: torch.device, dtype: torch.dtype, B: int, T: int, n_laye
         index = sum(
             t.untyped_storage().nbytes() for t in storages if not t.is_floating_point() and t.dtype != torch.uint8
         )
+        told, home = cache.nbytes, getattr(cache, "home", device)
+        if home.type != device.type:  # kept elsewhere: on this device nothing is left between two steps
+            told = cache.nbytes_on()[str(cache.device)]
+            there = live_tensors_bytes(cache, device=home)
+            yield Check("bytes: at home", v.name, there == cache.nbytes, cache.nbytes, there, "bytes", f"on {home}")
         room = index + 4096  # and small numbers of the last step, such as the angles of the sinks
         yield Check(
-            "bytes: nbytes", v.name, held - room <= cache.nbytes <= held, cache.nbytes, held, "bytes",
+            "bytes: nbytes", v.name, held - room <= told <= held, told, held, "bytes",
             f"the cache's storages hold {held:,}, {index:,} of them indices",
         )  # fmt: skip
         if requested is not None:

@@ -3,9 +3,10 @@
 The reference is the uncached model in float64 on the CPU, with the weights as the dtype has rounded them. What the
 uncached model itself is off by, on the device and in the dtype, is that dtype's rounding: an exact cache may be off by
 ROOM times as much, since it adds the same numbers in another order. A cache with a window is held against the model
-under that window; a quantized one against the same cache in float64 on the CPU. There, rounding also tips codes, so
-that two runs may part by as much as both are off from exact: twice the quantization's own error is added to the limit
-(and the codes themselves are compared bit for bit besides). A control must fail: a cache that forgets token 0.
+under that window; a quantized one, or one whose layers share, against the same cache in float64 on the CPU. In the
+quantized one rounding also tips codes, so that two runs may part by as much as both are off from exact: twice the
+quantization's own error is added to the limit (and the codes themselves are compared bit for bit besides). A control
+must fail: a cache that forgets token 0.
 """
 
 from __future__ import annotations
@@ -52,12 +53,13 @@ def check_logits(device, dtypes, size: str):
         )  # fmt: skip
         for v in variants_of(device):
             got = feed(model, v.make(model, 3, N), ids, PLAN)
-            key = ("exact", 0) if v.rule == "lossy" else (v.rule, dict(v.options).get("sinks", 0))
+            key = ("exact", 0) if v.rule in ("lossy", "twin") else (v.rule, dict(v.options).get("sinks", 0))
             limit, want, note = ROOM * noise[key], right[key], ""
-            if v.rule == "lossy":
+            if v.rule in ("lossy", "twin"):
                 twin = feed(exact, v.make(exact, 3, N), ids, PLAN)
                 own = worst(twin, want)
-                limit, note = limit + 2 * own, f"quantization itself costs {own:.2g}"
+                note = f"{'quantization' if v.rule == 'lossy' else 'sharing'} itself costs {own:.2g}"
+                limit += 2 * own if v.rule == "lossy" else 0
                 want = want.clone()
                 for at, x in twin.items():
                     want[at] = x

@@ -30,7 +30,8 @@ class Check:
 
 @dataclass(frozen=True)
 class Variant:
-    """A cache under test. rule: "exact"; "window" and "turned": the model under that mask; "lossy": its CPU twin."""
+    """A cache under test. rule: "exact"; "window" and "turned": the model under that mask; "twin": the same cache in
+    float64 on the CPU; "lossy": that too, with room for codes that tip."""
 
     name: str
     kind: str
@@ -62,6 +63,8 @@ VARIANTS = (
     _quantized("int2", 2),
     _quantized("fp8 e4m3", "fp8"),
     _quantized("fp8 e5m2", "fp8_e5m2"),
+    Variant("shared layers", "shared", "twin"),
+    Variant("offloaded", "offloaded", "exact"),
 )
 
 
