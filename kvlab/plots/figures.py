@@ -46,7 +46,7 @@ class Picture(Figure):
         image = Image.open(raw).convert("RGB")
         panels = [p for column in pictures.columns(self.data) for p in column] if "panels" in self.data else [self.data]
         if any(p.get("kind") == "heatmap" for p in panels):
-            image = image.quantize(128, dither=Image.Dither.NONE)
+            image = image.quantize(96, dither=Image.Dither.NONE)
         else:
             image = _few_colors(image)
         image.save(small, "png", optimize=True)
@@ -229,7 +229,7 @@ def _bars(ax, data: dict) -> None:
 def _heatmap(ax, data: dict) -> None:
     lo, hi = pictures.heat_range(data)
     values = [[math.nan if v is None else v for v in row] for row in data["values"]] or [[math.nan]]
-    ramp = LinearSegmentedColormap.from_list("kvlab", theme.RAMP)
+    ramp = LinearSegmentedColormap.from_list("kvlab", theme.RAMP, N=32)
     image = ax.imshow(values, cmap=ramp, vmin=lo, vmax=hi, aspect="auto", interpolation="nearest")
     wide = max(6, round(1.9 * _inches(ax)))
     for axis, names, most in ((ax.xaxis, data.get("columns", ()), wide), (ax.yaxis, data.get("rows", ()), 16)):
