@@ -77,6 +77,8 @@ def test_keys_and_values_on_another_device(monkeypatch):
     """As with a card, though both devices are the CPU here: what is moved is checked, and what is not fails."""
     monkeypatch.setattr(OffloadedCache, "_away", lambda self, device: True)
     monkeypatch.setattr(OffloadedCache, "_ahead", lambda self, device: True)
+    for part in (logits, allocator):
+        monkeypatch.setattr(part, "variants_of", lambda device: [v for v in VARIANTS if v.kind == "offloaded"])
 
     def checks():
         with torch.no_grad():
