@@ -1,4 +1,4 @@
-"""The command `kvlab`: fit | bench | check. A command's module loads when it is called: `fit` needs no torch."""
+"""The command `kvlab`: fit | bench | check | serve-sim. A command's module loads when called: `fit` needs no torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ COMMANDS = {
     "fit": ("kvlab.memory.cli", "what fits in a GPU's memory: weights, cache, largest batch, longest context"),
     "bench": ("kvlab.bench", "tokens/s and bytes of every cache, measured on this machine"),
     "check": ("kvlab.check_cli", "grade a cache of your own and say what is wrong with it"),
+    "serve-sim": ("kvlab.serve_cli", "many requests in one memory: padded, reserved and paged, in one table"),
 }
 
 

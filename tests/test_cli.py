@@ -43,7 +43,7 @@ def test_every_command_has_its_own_help(command, capsys):
 @pytest.mark.parametrize(
     "argv, says",
     [
-        (["benhc"], "'benhc' is no command; the commands are fit, bench, check"),
+        (["benhc"], "'benhc' is no command; the commands are fit, bench, check, serve-sim"),
         (["bench", "--new", "many"], "invalid int value: 'many'"),
         (["bench", "--variants", "ful"], "'ful' is unknown"),
         (["bench", "--model", "toy", "--device", "gpu"], "gpu"),

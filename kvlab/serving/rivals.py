@@ -39,7 +39,10 @@ def allocator_for(
         return ReservedAllocator(num_slots, max_model_len)
     if name == "doubling":
         return DoublingAllocator(num_slots, max_model_len)
-    block_size = 1 if name == "packed" else _block_size(name)
+    if name == "packed":
+        block_size, prefix_sharing = 1, False
+    else:
+        block_size = _block_size(name)
     if num_slots < block_size:
         raise ValueError(f"{name}: the memory has {num_slots} slots, less than one block")
     return PagedAllocator(BlockPool(num_slots // block_size, block_size), prefix_sharing, headroom)
