@@ -34,6 +34,8 @@ VARIANTS: dict[str, tuple[str, dict] | None] = {
     "int8": ("quantized", {"k_bits": 8, "v_bits": 8}),
     "int4": ("quantized", {"k_bits": 4, "v_bits": 4}),
     "paged": ("paged", {}),
+    "shared": ("shared", {"every": 2}),
+    "offloaded": ("offloaded", {}),
 }
 TOY = ModelConfig(vocab_size=4096, hidden_size=256, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=2)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}

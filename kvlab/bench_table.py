@@ -61,6 +61,11 @@ def notes(result) -> list[str]:
     ]
     if sampled := max((row.sampled for row in r.rows), default=0):
         lines.append(f"~ without a cache {sampled} of {r.new - 1} steps were run, the others interpolated.")
+    if any(row.name == "offloaded" for row in r.rows):
+        where = (
+            "where the model computes too: nothing is moved or saved" if r.device == "cpu" else "and moved each step"
+        )
+        lines.append(f"offloaded: keys and values are kept on cpu, {where}.")
     if any(row.name in RIVALS["transformers"] for row in r.rows):
         lines.append(
             f"{' and '.join(RIVALS['transformers'])}: transformers {version('transformers')}, the same weights."

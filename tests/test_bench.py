@@ -41,7 +41,7 @@ def test_every_side_has_a_row_with_as_many_times_as_repeats(result):
 
 def test_exact_sides_wrote_the_same_tokens(result):
     rows = {row.name: row for row in result.rows}
-    for name in ("growing", "full", "paged", "DynamicCache", "StaticCache"):
+    for name in ("growing", "full", "paged", "offloaded", "DynamicCache", "StaticCache"):
         assert rows[name].same_tokens == 2 * 5, name
     assert rows["none"].same_tokens is None and rows["none"].sampled == 3
 
@@ -51,11 +51,11 @@ def test_bytes_held_and_read_equal_their_closed_forms(result, model):
     one = model.config.kv_bytes_per_token(4) * 2  # both rows
     weights = sum(p.nbytes for p in model.parameters()) - model.embed_tokens.weight.nbytes
     assert rows["none"].held == 0 and rows["none"].read == weights
-    assert rows["full"].held == one * (6 + 5)
+    assert rows["full"].held == rows["offloaded"].held == 2 * rows["shared"].held == one * (6 + 5)
     assert rows["DynamicCache"].held == one * (6 + 4)  # the last token is never fed back
     assert rows["StaticCache"].held >= one * (6 + 5)
     mean_length = (7 + 8 + 9 + 10) / 4
-    for name in ("growing", "full", "paged", "DynamicCache", "StaticCache"):
+    for name in ("growing", "full", "paged", "shared", "offloaded", "DynamicCache", "StaticCache"):
         assert rows[name].read == weights + one * mean_length, name
 
 
@@ -92,6 +92,7 @@ def test_the_table_fits_80_columns_and_says_what_was_sampled(result):
     for word in ("StaticCache", "tokens/s", "ms/token", "limit", "held", "float32", "int4"):
         assert word in text
     notes = " ".join(bench.notes(result))
+    assert "kept on cpu, where the model computes too: nothing is moved or saved" in notes
     assert "3 of 4 steps were run" in notes and torch.__version__ in notes and "GB/s" in notes
 
 
