@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from kvlab.gpu_check import allocator, logits, report, speed
+from kvlab.gpu_check import allocator, latent, logits, report, speed
 from kvlab.gpu_check.setup import Check, dtypes_of, has_fp8, make_model
 from kvlab.measure import about, best_dtype, memory
 from kvlab.measure.about import device_for
@@ -54,6 +54,7 @@ def _run(device: torch.device, quick: bool, out, progress) -> tuple[bool, dict]:
         progress(f"{words}: {time.perf_counter() - start:.1f} s")
 
     part("logits", logits.check_logits(device, dtypes, size))
+    part("latent attention", latent.check_latent(device, dtypes, size))
     part("codes", logits.check_codecs(device, dtypes))
     part("ring wrap", logits.check_ring(device, best, size))
     part("block reuse", logits.check_blocks(device, torch.float32, size))
