@@ -10,7 +10,7 @@ from kvlab.generation import Sampler
 
 MODEL = toy(seed=11)
 PROMPTS = ids_for(0, [7, 3, 5])
-KINDS = ["growing", "full", "sliding", "quantized", "paged", None]
+KINDS = ["growing", "full", "sliding", "quantized", "paged", "offloaded", None]
 
 
 def greedy(text: list[int], n: int, stop=()) -> list[int]:
