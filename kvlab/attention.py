@@ -66,7 +66,7 @@ def attend(q: Tensor, view: View, mask: Tensor | None = None, want_weights: bool
     if mask is not None:
         mask = mask | ~mask.any(-1, keepdim=True)  # nothing to see: look at everything, harmlessly
         if G > 1:
-            mask = mask[:, :, None].expand(-1, -1, G, -1, -1).reshape(B, -1, G * T, S)
+            mask = mask[:, :, None].expand(-1, -1, G, -1, -1).reshape(B, mask.shape[1], G * T, S)
     if not want_weights:
         y = F.scaled_dot_product_attention(q, view.k, view.v, attn_mask=mask, scale=view.scale)
         return y.view(B, H, T, -1)

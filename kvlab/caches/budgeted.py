@@ -108,7 +108,7 @@ class EvictingCache(KVCache):
             self.saved[layer] = K[rows, at], V[rows, at]  # for _undo
         K[rows, at], V[rows, at] = k[self.rows, :, self.columns], v[self.rows, :, self.columns]
         self.next_pos[layer] = self.pos[layer].index_put((rows, at), self.p[:, None].int())  # counts from _finish on
-        S = max(1, min(max(step.after), slots.most))  # one empty slot where a first step is all padding
+        S = min(max(step.after), slots.most)
         view_k, view_v = slots.by_head(K, S), slots.by_head(V, S)
         if not slots.even:
             self.bytes_copied += view_k.nbytes + view_v.nbytes

@@ -120,6 +120,17 @@ def test_unbounded_caches_take_more_than_max_length(setup):
     assert cache.lengths == [40, 3]
 
 
+@every_setup
+def test_a_first_step_of_padding_alone(setup):
+    """Nothing is held and nothing comes: an empty view must not fail, and the text that follows must not notice."""
+    cache = make_cache(setup[0], MODEL, 2, 12, **setup[1])
+    with torch.no_grad():
+        assert MODEL(torch.tensor([[1], [2]]), cache, torch.tensor([[-1], [-1]])).isfinite().all()
+    assert cache.lengths == [0, 0]
+    for b, got in enumerate(feed(MODEL, cache, ROWS, [[5, 3]])):
+        assert_logits(got, dense_logits(MODEL, ROWS[b], rule_of(*setup)))
+
+
 def test_next_positions():
     cache = fed(("full", {}))
     assert cache.next_positions(2).tolist() == [[5, 6], [3, 4]]
