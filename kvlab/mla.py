@@ -123,8 +123,9 @@ class LatentAttention(nn.Module):
     def expanded(self, q_nope, q_rope, view: View, mask, wanted: bool):
         """MHA: keys and values of every head, made of the latents in view."""
         c, (B, _, S, _) = self.config, view.k.shape
-        kv = self.kv_b_proj(view.k).view(B, S, c.num_attention_heads, -1).transpose(1, 2)
-        k_nope, v = kv.split([c.qk_nope_head_dim, c.v_head_dim], -1)
+        widths = [c.qk_nope_head_dim, c.v_head_dim]
+        kv = self.kv_b_proj(view.k).view(B, S, c.num_attention_heads, sum(widths)).transpose(1, 2)
+        k_nope, v = kv.split(widths, -1)
         k = torch.cat((k_nope, view.v.expand(-1, c.num_attention_heads, -1, -1)), -1)  # (B, H, S, nope + rope)
         return self.attend(torch.cat((q_nope, q_rope), -1), view, k, v, mask, wanted)
 

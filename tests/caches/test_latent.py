@@ -10,6 +10,7 @@ from mla_oracle import LATENT, latent_logits, latent_toy
 from oracles import assert_logits, feed, ids_for, in_chunks, rule_of, spy
 
 from kvlab.caches import KINDS, make_cache
+from kvlab.memory import ConfigError, estimate
 from kvlab.mla import set_form
 from kvlab.model import GPT
 
@@ -80,6 +81,28 @@ def test_a_row_does_not_depend_on_its_neighbours(case):
     for b in range(len(rows)):
         mixed = [rows[i] if i == b else others[i] for i in range(len(rows))]
         assert torch.equal(first[b], fed(case, model, None, rows=mixed)[b]), f"row {b}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_calculator_says_what_the_cache_holds(kind):
+    for case in [c for c in LATENT_CASES if c.kind == kind][:4]:
+        model, options = case.make_model(torch.float32), dict(case.options)
+        cache = make_cache(kind, model, len(case.lengths), case.max_length, **options)
+        feed(model, cache, ids_for(case.seed, case.lengths), [case.lengths])
+        found = estimate(
+            model.config, seq_len=list(case.lengths), kv_dtype="fp32", cache=kind, max_length=case.max_length, **options
+        )
+        assert found.held_bytes == cache.nbytes, case
+
+
+def test_the_calculator_refuses_sinks_inside_the_cache_too():
+    with pytest.raises(ConfigError, match="sinks_at='cache' turns stored keys, and a latent is not one"):
+        estimate(latent_toy().config, 1, 8, cache="sliding", window=4, sinks=1, sinks_at="cache")
+    with pytest.raises(
+        ConfigError, match="kvlab's caches keep no index for sparse attention; this model has one of 128"
+    ):
+        estimate("deepseek-v3.2", 1, 8, cache="full")
+    assert estimate("deepseek-v3", 1, 8, cache="full").held_bytes == 8 * 70272
 
 
 def test_fork_reorder_and_rewind():
