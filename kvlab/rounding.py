@@ -10,9 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvlab.attention import rope, rope_angles
 from kvlab.caches import make_cache
-from kvlab.caches.base import KVCache
 from kvlab.caches.codecs import make_codec
 from kvlab.caches.quantized import QuantizedCache
 from kvlab.config import ModelConfig
@@ -72,21 +70,6 @@ def error_by_layer(model, ids: Tensor, caches: dict[str, tuple[str, dict]], chun
 
     full = states("full", {})
     return {name: (states(*spec) - full).norm(dim=-1) / full.norm(dim=-1) for name, spec in caches.items()}
-
-
-@torch.no_grad()
-def last_query(model, ids: Tensor, cache: KVCache, layer: int) -> Tensor:
-    """Feeds the text ids (1, N) into the cache, the last token alone -> that token's rotated query (1, H, 1, D)."""
-    attention, caught = model.layers[layer].self_attn, []
-    model(ids[:, :-1], cache, logits_to_keep=1)
-    hook = attention.q_proj.register_forward_hook(lambda m, args, out: caught.append(out))
-    try:
-        model(ids[:, -1:], cache)
-    finally:
-        hook.remove()
-    q = caught[0].view(1, 1, -1, attention.head_dim).transpose(1, 2)
-    pos = torch.tensor([[ids.shape[1] - 1]], device=q.device)
-    return rope(q, rope_angles(pos, model.freq_on(q.device, q.dtype), q.dtype))
 
 
 def one_layer_cache(k: Tensor, v: Tensor, **options) -> QuantizedCache:

@@ -63,20 +63,6 @@ def test_errors_of_layers_begin_where_rounding_begins():
     assert all(not block._forward_hooks for block in model.layers)
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-def test_the_last_query_gives_the_attention_of_the_model(layer):
-    model, caught = toy(seed=3), []
-    options = {"k_bits": 4, "v_bits": 4, "group_size": 4, "residual_length": 0}
-    cache = make_cache("quantized", model, 1, 32, **options)
-    q = rounding.last_query(model, text(21), cache, layer)
-    assert q.shape == (1, 4, 1, 8) and cache.lengths == [21]
-    hook = model.layers[layer].self_attn.o_proj.register_forward_hook(lambda m, args, out: caught.append(args[0]))
-    rounding.last_query(model, text(21), make_cache("quantized", model, 1, 32, **options), layer)
-    hook.remove()
-    got = attend_codes(q, cache, layer).transpose(1, 2).reshape(1, 1, -1)
-    torch.testing.assert_close(got, caught[-1], rtol=0, atol=1e-12 * got.abs().max().item())
-
-
 @pytest.mark.parametrize("bits", [8, 4, 2, "fp8", "fp8_e5m2", 16])
 @pytest.mark.parametrize("axis", ["channel", "token"])
 @pytest.mark.parametrize("group, residual, tokens", [(8, 0, 40), (4, 6, 21), (16, 64, 30), (64, 0, 150)])
