@@ -35,6 +35,7 @@ _MODULES = (
     "exercises",
     "bench",
     "serving",
+    "sharing",
     "attention",
     "model",
     "config",
