@@ -1,9 +1,8 @@
 """What went wrong elsewhere, each as a test named after the symptom that people saw.
 
 The docstrings say in a sentence or two what happened, and in which public project's issue or pull request to read it.
-Two well-known failures belong to other parts: an eviction policy that throws out the newest token, and a preempted
-request that resumes wrongly. Slow decoding is held by counted tokens and bytes, never by seconds. Reordering for beam
-search is here, though beam search itself is not.
+One well-known failure belongs to another part: a preempted request that resumes wrongly. Slow decoding is held by
+counted tokens and bytes, never by seconds. Reordering for beam search is here, though beam search itself is not.
 """
 
 import numpy as np
@@ -20,8 +19,8 @@ from kvlab.measure import memory
 
 MODEL = toy(seed=12)
 TEXT = ids_for(0, [20])[0]
-KINDS = ["growing", "full", "sliding", "quantized", "paged"]
-exact = pytest.mark.parametrize("kind", ["growing", "full", "paged"])
+KINDS = ["growing", "full", "sliding", "quantized", "paged", "shared", "offloaded"]
+exact = pytest.mark.parametrize("kind", ["growing", "full", "paged", "offloaded"])
 every = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -190,6 +189,35 @@ def test_attention_sinks_at_the_wrong_position(place):
         MODEL, text, rule_of("sliding", {**options, "sinks_at": "cache" if place == "text" else "text"})
     )
     assert (got - other)[:6].abs().max() < 1e-12 and (got - other)[6:].abs().max() > 1e-2  # the rules part at W + sinks
+
+
+# ---- eviction
+
+
+def test_eviction_turns_the_text_to_garbage():
+    """A new token has drawn no attention yet, so the rule that drops the lightest drops it at once, and soon nothing
+    near the query is left; elsewhere what was left was numbered anew (VeloxQuant-MLX #137, #141; keys_values #140).
+    Here recent tokens are safe by default, grace=n alone keeps the last n, and positions stay what they were."""
+    text = ids_for(5, [40])[0]
+
+    def lost(**options):
+        """Of the queries past the budget, how many miss the token just before them, over all heads."""
+        cache, missing = make_cache("heavy_hitter", MODEL, 1, 40, budget=8, **options), []
+        for p, token in enumerate(text):
+            call(MODEL, cache, [[token]], [p])
+            held = [pos.view(2, -1) for pos in cache.pos.values()]  # 2 KV heads
+            assert all((row == p).any() for pos in held for row in pos), "its own token a query always sees"
+            missing += [not (row == p - 1).any() for pos in held for row in pos if p >= 8]
+        return sum(missing) / len(missing)
+
+    assert lost(recent=0, grace=0) > 0.5
+    assert lost(recent=0, grace=1) == lost() == 0
+    for options in ({"recent": 0, "grace": 3}, {}):
+        got = feed(MODEL, make_cache("heavy_hitter", MODEL, 1, 40, budget=8, **options), [text], [[40]])[0]
+        assert_logits(got, dense_logits(MODEL, text, rule_of("heavy_hitter", {"budget": 8, **options})))
+    cache = make_cache("heavy_hitter", MODEL, 1, 40, budget=8)
+    feed(MODEL, cache, [text], [[40]])
+    assert cache.pos[0].max() == 39  # not 7: the eight tokens kept stand where they stood
 
 
 # ---- dtypes and bytes
