@@ -6,7 +6,7 @@ from ..attention import visible
 from ..caches.sliding import SlidingWindowCache
 from .explorer import Explorer, choice, slider
 
-TEXT = 32  # tokens of the text that is drawn
+TEXT = 24  # tokens of the text that is drawn
 
 
 def ring(tokens: int, window: int, sinks: int = 0, sinks_at: str = "text", text: int = TEXT) -> dict:
@@ -28,8 +28,8 @@ def ring(tokens: int, window: int, sinks: int = 0, sinks_at: str = "text", text:
     def state(p):
         return "new" if p == q else "sink" if p < sinks else "held"
 
-    words = [{"text": str(p), "group": turn(p), "state": state(p) if seen[p] else "evicted" if p <= q else "free"}
-             for p in range(text)]  # fmt: skip
+    words = [{"text": str(p) if p <= q else "", "group": turn(p),
+              "state": state(p) if seen[p] else "evicted" if p <= q else "free"} for p in range(text)]  # fmt: skip
     rows = [{"label": "the text", "cells": words}]
     for name, slots in (("slots before", before), ("slots after", after)):
         cells = []
@@ -57,7 +57,7 @@ def ring(tokens: int, window: int, sinks: int = 0, sinks_at: str = "text", text:
 
 
 class RingExplorer(Explorer):
-    """A ring buffer of window + sinks slots while a text of 32 tokens is written, one token a step."""
+    """A ring buffer of window + sinks slots while a text of 24 tokens is written, one token a step."""
 
     def controls(self):
         return {
