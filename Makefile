@@ -33,7 +33,7 @@ test-fast: $(READY) ## the package's tests: no notebooks, no browser
 	$(PYTEST) tests --ignore tests/notebooks --ignore tests/browser --ignore tests/quality --expect fast $(ARGS)
 
 test-quality: $(READY) ## what the caches cost SmolLM2 on real text: prints the figures, checks the claims
-	$(PY) -m pytest tests/quality -s --timeout 1200 --expect quality $(ARGS)
+	$(PY) -m pytest tests/quality -s --timeout 1500 --expect quality $(ARGS)
 
 test-notebooks: $(READY) ## run the solved notebooks, look at the saved ones
 	$(PYTEST) tests/notebooks notebooks/solutions --nbmake --nbmake-timeout 900 --timeout 1500 --expect notebooks $(ARGS)
