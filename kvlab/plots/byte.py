@@ -57,7 +57,8 @@ class ByteExplorer(Explorer):
         ]  # fmt: skip
         slots = {"kind": "slots", "title": f"Into the byte and back: {NAMES[bits]}", "rows": cells, "weight": 1.5,
                  "states": {"held": "one colour, one byte", "new": "your number"}}  # fmt: skip
-        return {"kind": "panels", "title": "One number", "panels": [slots, self._stairs(values, codec, parts, x)],
+        return {"kind": "panels", "title": "One number", "size": (11.5, 4.4),
+                "panels": [slots, self._stairs(values, codec, parts, x)],
                 "sentence": f"{said} {_signed(x[0])} comes back as {_signed(back[0])}, off by "
                             f"{theme.digits(abs(error[0].item()))}; the group's root mean square error is "
                             f"{theme.digits(error.square().mean().sqrt().item())}."}  # fmt: skip
@@ -119,7 +120,7 @@ def float_grids() -> dict:
         series.append({"variant": None, "label": f"int{bits}, -4 to 4", "x": [step, 4.0], "y": [step, step],
                        "points": False})  # fmt: skip
     return {
-        "kind": "lines", "title": "How far apart neighbours are", "series": series,
+        "kind": "lines", "title": "How far apart neighbours are", "series": series, "size": (8.6, 4.4),
         "x": {"label": "size of the number", "scale": "log10", "lo": lo, "hi": hi},
         "y": {"label": "distance to the next", "scale": "log10"},
     }  # fmt: skip

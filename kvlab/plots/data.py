@@ -1,7 +1,8 @@
 """What a picture is made of: one plain dict, drawn alike by charts.py (SVG), figures.py and interactive.py (plotly).
 
 Plain means dicts, lists, strings, numbers, bools and None: nothing here knows a drawing library. Every picture has
-"kind" and "title", and may have "sentence" (what it says, in words and numbers) and "note" (device and versions).
+"kind" and "title", and may have "sentence" (what it says, in words and numbers), "note" (device and versions) and
+"size" (inches of the matplotlib twin).
 
 kind "lines"
     x, y       axes: {"label": str, "unit": see theme.number, "scale": "linear" | "log2" | "log10", "lo", "hi"}

@@ -77,13 +77,17 @@ def _few_colors(image, most: int = 40):
 
 
 def draw(data: dict, size: tuple[float, float] | None = None) -> Picture:
-    """The picture, `size` inches wide and high. Raises ValueError for data it cannot draw (see data.py)."""
+    """The picture, `size` inches wide and high (default: the data's own, else by kind).
+
+    Raises ValueError for data it cannot draw (see data.py).
+    """
     kind = pictures.check(data)
     columns = pictures.columns(data) if kind == "panels" else [[data]]
     panels = [panel for column in columns for panel in column]
     with theme.matplotlib_theme():
         figure = Picture(
-            figsize=size or ((12.5, 5.4) if kind == "panels" else (9.6, _height(data))), layout="constrained"
+            figsize=size or data.get("size") or ((12.5, 5.4) if kind == "panels" else (9.6, _height(data))),
+            layout="constrained",
         )
         figure.data = data
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)

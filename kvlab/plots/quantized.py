@@ -65,7 +65,10 @@ class ChannelExplorer(Explorer):
             f"{values['what']}' own size: {100 * lost['token']:.1f} % with scales per token, "
             f"{100 * lost['channel']:.1f} % per channel."
         )
-        return {"kind": "panels", "title": "Channels", "panels": panels, "sentence": sentence, "note": self.note}
+        return {
+            "kind": "panels", "title": "Channels", "panels": panels, "sentence": sentence, "note": self.note,
+            "size": (11.5, 4.4),
+        }  # fmt: skip
 
 
 def _by_token(x: Tensor, title: str, label: str, y: str, hi: float | None = None) -> dict:
@@ -87,7 +90,8 @@ def outlier_map(keys: Tensor, note: str = "", what: str = "keys") -> dict:
         "kind": "heatmap", "title": f"{what[0].upper()}{what[1:]}: how much larger than the head's median channel",
         "values": [[round(v, 2) for v in row] for row in found.flatten(0, 1).tolist()],
         "rows": [f"layer {i}" if h == 0 else "" for i in range(layers) for h in range(heads)],
-        "columns": [str(c) for c in range(keys.shape[-1])], "label": "times the median", "note": note,
+        "columns": [str(c) for c in range(keys.shape[-1])], "label": "times the median",
+        "note": note, "size": (8.6, 4.8),
         "lo": 0, "hi": 12, "x": {"label": "channel"}, "y": {"label": f"{layers * heads} KV heads"},
         "sentence": f"The largest channel of a head is {theme.digits(largest.median().item())} times its median "
                     f"channel (median over heads), at most {theme.digits(largest.max().item())} times.",
@@ -167,7 +171,7 @@ def frontier(points: Sequence[tuple[str, str, int, float, float]], title: str, n
         {"kind": "lines", "title": "How far from the full cache", "x": x,
          "y": {"label": "KL divergence, nats", "scale": "log10"}, "series": list(series(3, True))},
     ]  # fmt: skip
-    return {"kind": "panels", "title": title, "note": note, "panels": panels}
+    return {"kind": "panels", "title": title, "note": note, "panels": panels, "size": (11.5, 4.4)}
 
 
 def error_growth(by_layer: Mapping[str, Tensor], block: int = 64, note: str = "") -> dict:
@@ -191,7 +195,7 @@ def error_growth(by_layer: Mapping[str, Tensor], block: int = 64, note: str = ""
         {"kind": "lines", "title": "From layer to layer", "x": depth, "y": y, "series": layers},
         {"kind": "lines", "title": "Along the text, last layer", "x": place, "y": y, "series": text},
     ]
-    return {"kind": "panels", "title": "Growth", "note": note, "panels": panels}
+    return {"kind": "panels", "title": "Growth", "note": note, "panels": panels, "size": (11.5, 4.4)}
 
 
 def _error_line(name, x, y) -> dict:
