@@ -30,7 +30,8 @@ def draw(data: dict, width: float = 720, height: float | None = None) -> str:
 def _lines(data: dict, width: float, height: float | None) -> str:
     svg = Svg(width, height or 400)
     series, limits, unit = data["series"], data.get("limits", ()), data["y"].get("unit", "")
-    xs = scale_for([v for s in series for v in s["x"]], data["x"])
+    marks = data.get("marks", ())
+    xs = scale_for([v for s in series for v in s["x"]] + [m["value"] for m in marks], data["x"])
     seen = [v for s in series for key in ("y", "low", "high") for v in s.get(key, ())]
     ys = scale_for(seen + [m["value"] for m in limits], data["y"])
     labels = [pictures.label(s) for s in series]
@@ -58,6 +59,11 @@ def _lines(data: dict, width: float, height: float | None) -> str:
         svg.rect(left, top - 6, right - left, max(y - top + 6, 0), ALERT, opacity=0.06)
         svg.line(left, y, right, y, ALERT, 1.6, (6, 4))
         svg.text(left + 6, y - 6, m["label"], 13, ALERT)
+    for i, m in enumerate(marks):
+        x, y = place(m["value"], ys.lo)[0], top + 6 + 17 * i
+        svg.line(x, top - 6, x, bottom, MUTED, 1.4, (6, 4))
+        right_of = x + 6 + text_width(m["label"], 13) < right
+        svg.text(x + (6 if right_of else -6), y, m["label"], 13, MUTED, "start" if right_of else "end", halo=True)
     if data.get("at") is not None:
         x = place(data["at"], ys.lo)[0]
         svg.line(x, top - 6, x, bottom, INK, 1.2, (2, 3))

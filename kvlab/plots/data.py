@@ -15,6 +15,7 @@ kind "lines"
                "slope": a fitted exponent to print, "low", "high": the spread of y (a light band)}
     limits     list of {"label": str, "value": y}: what does not fit lies above
     at         an x to mark: where the reader's slider stands
+    marks      list of {"label": str, "value": x}: an x that means something, a line with words at its top
 kind "bars"    (horizontal, stacked from the left)
     y          the axis of the values, linear
     parts      names of the pieces, from the left
@@ -143,6 +144,8 @@ def describe(data: dict) -> str:
     for m in data.get("limits", ()):
         value = theme.number(m["value"], unit)
         parts.append(f"limit: {m['label']}" + ("" if value in m["label"] else f" {value}"))
+    x = data.get("x", {}).get("unit", "")
+    parts += [f"mark: {m['label']} at {theme.number(m['value'], x)}" for m in data.get("marks", ())]
     return f"{data['title']}: " + "; ".join(parts) + "."
 
 

@@ -119,8 +119,8 @@ def _ticks(axis, scale: Scale, most: int) -> None:
 
 
 def _lines(ax, data: dict) -> None:
-    series, limits = data["series"], data.get("limits", ())
-    xs = scale_for([v for s in series for v in s["x"]], data["x"])
+    series, limits, marks = data["series"], data.get("limits", ()), data.get("marks", ())
+    xs = scale_for([v for s in series for v in s["x"]] + [m["value"] for m in marks], data["x"])
     seen = [v for s in series for key in ("y", "low", "high") for v in s.get(key, ())]
     ys = scale_for(seen + [m["value"] for m in limits], data["y"])
     for which, scale in (("x", xs), ("y", ys)):
@@ -137,6 +137,12 @@ def _lines(ax, data: dict) -> None:
         ax.axhspan(m["value"], ys.hi, color=theme.ALERT, alpha=0.06, lw=0)
         ax.axhline(m["value"], color=theme.ALERT, lw=1.4, ls=(0, (5, 3)))
         ax.annotate(m["label"], (xs.lo, m["value"]), (5, 4), textcoords="offset points", color=theme.ALERT)
+    for i, m in enumerate(marks):
+        left = xs.at(m["value"]) < 0.6  # words stand on the side that has more room
+        ax.axvline(m["value"], color=theme.MUTED, lw=1.2, ls=(0, (5, 3)), zorder=1)
+        ax.annotate(m["label"], (m["value"], 1), (5 if left else -5, -4 - 14 * i), xycoords=("data", "axes fraction"),
+                    textcoords="offset points", va="top", ha="left" if left else "right", color=theme.MUTED,
+                    path_effects=_HALO)  # fmt: skip
     if data.get("at") is not None:
         ax.axvline(data["at"], color=theme.INK, lw=1, ls=(0, (2, 3)))
     ends = []

@@ -28,7 +28,8 @@ def plotly_lines(data: dict) -> go.Figure:
     if pictures.check(data) != "lines":
         raise ValueError(f"plotly_lines draws kind 'lines', not {data['kind']!r}")
     series, limits, unit = data["series"], data.get("limits", ()), data["y"].get("unit", "")
-    xs = scale_for([v for s in series for v in s["x"]], data["x"])
+    marks = data.get("marks", ())
+    xs = scale_for([v for s in series for v in s["x"]] + [m["value"] for m in marks], data["x"])
     ys = scale_for([v for s in series for v in s["y"]] + [m["value"] for m in limits], data["y"])
     figure = go.Figure(layout={
         "template": theme.PLOTLY, "title": {"text": data["title"]}, "height": HEIGHT, "showlegend": False,
@@ -69,6 +70,10 @@ def plotly_lines(data: dict) -> go.Figure:
     for m in limits:
         figure.add_hline(y=m["value"], line={"color": theme.ALERT, "dash": "dash"}, annotation_text=m["label"],
                          annotation_position="top left", annotation_font={"color": theme.ALERT})  # fmt: skip
+    for m in marks:
+        figure.add_vline(x=m["value"], line={"color": theme.MUTED, "dash": "dash"})
+        figure.add_annotation(x=_place(xs, m["value"]), y=1, yref="paper", text=escape(m["label"]), showarrow=False,
+                              xanchor="left", yanchor="top", font={"color": theme.MUTED})  # fmt: skip
     if data.get("note"):
         figure.add_annotation(text=data["note"], x=0, y=-0.2, xref="paper", yref="paper", showarrow=False,
                               font={"size": 11, "color": theme.MUTED})  # fmt: skip

@@ -105,15 +105,12 @@ def recall_lines(found: Mapping[tuple[int, bool], object], full: object, distanc
     keys = sorted({w for w, _ in found})
     series.append({"variant": "full", "label": "full cache", "x": [keys[0], keys[-1]], "y": [full.value] * 2,
                    "points": False})  # fmt: skip
-    for window, label in (
-        (-(-distance // layers) + 1, f"{layers} layers\nreach it"),
-        (distance + 1, "one layer\nreaches it"),
-    ):
-        series.append({"variant": None, "label": label, "x": [window, window], "y": [0, 1.1], "points": False,
-                       "dashed": True})  # fmt: skip
+    marks = [{"label": f"{layers} layers reach it", "value": -(-distance // layers) + 1},
+             {"label": "one layer reaches it", "value": distance + 1}]  # fmt: skip
     return {
         "kind": "lines", "title": f"Recall of a fact {distance} tokens back", "series": series, "x": WINDOW,
-        "y": {"label": "probability of the right digit (band: 95 %)", "lo": 0, "hi": 1.15},
+        "marks": marks,
+        "y": {"label": "probability of the right digit (band: 95 %)", "lo": 0, "hi": 1.3},
     }  # fmt: skip
 
 

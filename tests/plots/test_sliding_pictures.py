@@ -42,7 +42,7 @@ def test_the_cap_counts_all_tokens_but_the_last():
 
 
 def test_the_marks_stand_where_the_layers_reach():
-    marks = [s["x"][0] for s in sliding.recall_lines(TOLD, Spread(1, 1, 1), 60, 30)["series"] if s["variant"] is None]
+    marks = [m["value"] for m in sliding.recall_lines(TOLD, Spread(1, 1, 1), 60, 30)["marks"]]
     assert marks == [3, 61]  # 30 * (3 - 1) = 60
 
 

@@ -60,6 +60,20 @@ def test_named_points_carry_their_names_everywhere():
         data.check({**picture, "series": [{**series, "names": ["a", "b"]}]})
 
 
+def test_a_mark_stands_at_its_x_everywhere():
+    picture = {**LINES, "marks": [{"label": "the window", "value": 64}, {"label": "the <reach>", "value": 65536}]}
+    assert "mark: the window at 64 tokens; mark: the <reach> at 65,536 tokens" in data.describe(picture)
+    (svg,) = svgs(picture)
+    assert {"the window", "the <reach>"} <= {t.text for t in svg.iter(SVG + "text")}
+    ax = figures.draw(picture).axes[0]
+    assert {"the window", "the <reach>"} <= {t.get_text() for t in ax.texts}
+    assert {64, 65536} <= {line.get_xdata()[0] for line in ax.get_lines()} and ax.get_xlim()[1] > 65536
+    assert [shape.x0 for shape in interactive.plotly_lines(picture).layout.shapes if shape.x0 == shape.x1] == [
+        64,
+        65536,
+    ]
+
+
 def test_a_legend_may_call_states_otherwise():
     picture = {**SLOTS, "states": {"new": "yours"}}
     (svg,) = svgs(picture)
