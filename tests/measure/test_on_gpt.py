@@ -15,6 +15,8 @@ KINDS = {
     "sliding": {"window": 16, "sinks": 2},
     "quantized": {"group_size": 8, "residual_length": 8},
     "paged": {"block_size": 4},
+    "shared": {},
+    "offloaded": {},
 }
 
 
