@@ -67,17 +67,21 @@ def latent_logits(
             )
             n = sum(t < rounded_for(p, plain) for t in tokens)  # tokens are in order: the first n are rounded
             cs, rs = torch.stack(latents[source])[:, None], torch.stack(turned[source])[:, None]
-            cs = torch.cat((rounded(cs, plain.k_bits, plain.key_axis, plain.group)[tokens[:n]], cs[tokens[n:]]))[:, 0]
-            rs = torch.cat((rounded(rs, plain.v_bits, "token", plain.group)[tokens[:n]], rs[tokens[n:]]))[:, 0]
+            old_cs = rounded(cs, plain.k_bits, plain.key_axis, plain.group) if n else cs
+            old_rs = rounded(rs, plain.v_bits, "token", plain.group) if n else rs
+            cs = torch.cat((old_cs[tokens[:n]], cs[tokens[n:]]))[:, 0]
+            rs = torch.cat((old_rs[tokens[:n]], rs[tokens[n:]]))[:, 0]
             heads = []
-            for mine, w_kv in zip(q.view(H, -1), w[mix + "kv_b_proj.weight"].view(H, -1, R)):
+            q = q.view(H, nope + rope)
+            q_turned = turn(q[None, :, nope:], [p], freq)[0]
+            for mine, mine_turned, w_kv in zip(q[:, :nope], q_turned, w[mix + "kv_b_proj.weight"].view(H, -1, R)):
                 keys, values = cs @ w_kv[:nope].T, cs @ w_kv[nope:].T
-                scores = keys @ mine[:nope] + rs @ turn(mine[None, None, nope:], [p], freq)[0, 0]
+                scores = keys @ mine + rs @ mine_turned
                 share = torch.exp((scores - scores.max()) / math.sqrt(nope + rope))
                 share = share / share.sum()
                 heads.append(share @ values)
                 given[i][p, tokens] += share
-                for t, part in zip(tokens, share.tolist()):
+                for t, part in zip(tokens, share.tolist() if evicts else ()):
                     drawn[owner][t] += part
             x = x + linear(torch.cat(heads), mix + "o_proj")
             h = _norm(x, w[at + "post_attention_layernorm.weight"], c.rms_norm_eps)
