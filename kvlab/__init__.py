@@ -35,6 +35,7 @@ _MODULES = (
     "exercises",
     "bench",
     "serving",
+    "workloads",
     "sharing",
     "attention",
     "model",

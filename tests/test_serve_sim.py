@@ -3,12 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from kvlab.cli import main
 from kvlab.serving.rivals import RIVALS, simulate
 from kvlab.workloads import read_trace, workload, write_trace
+
+README = Path(__file__).parent.parent / "README.md"
 
 
 def run(capsys, *argv):
@@ -17,14 +20,16 @@ def run(capsys, *argv):
     return code, out, err
 
 
-def test_the_default_memory_is_182_blocks_of_smollm2(capsys):
-    code, out, err = run(capsys, "--requests", 20)
+def test_the_table_is_the_one_in_the_readme(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = run(capsys, "--requests", 200, "--memory-mib", 64)
     assert code == 0 and not err
-    for words in ("64 MiB: 2,912 slots", "182 blocks of 16", "SmolLM2-135M in fp16: 23,040 bytes", "20 requests, all"):
-        assert words in out
-    rows = [line.split()[0] for line in out.splitlines() if line.split()[0] in RIVALS]
+    table = "\n".join(line.rstrip() for line in out.splitlines())
+    assert f"```text\n{table}\n```" in README.read_text(encoding="utf-8")
+    for words in ("64 MiB: 2,912 slots", "182 blocks of 16", "SmolLM2-135M in fp16: 23,040 bytes", "200 requests, all"):
+        assert words in table
+    rows = [line.split()[0] for line in table.splitlines() if line and line.split()[0] in RIVALS]
     assert rows == list(RIVALS)
-    assert max(len(line) for line in out.splitlines()) <= 80
 
 
 def test_json_stands_alone_and_holds_the_figures_of_simulate(capsys):
