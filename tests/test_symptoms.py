@@ -1,8 +1,8 @@
 """What went wrong elsewhere, each as a test named after the symptom that people saw.
 
 The docstrings say in a sentence or two what happened, and in which public project's issue or pull request to read it.
-One well-known failure belongs to another part: a preempted request that resumes wrongly. Slow decoding is held by
-counted tokens and bytes, never by seconds. Reordering for beam search is here, though beam search itself is not.
+Slow decoding is held by counted tokens and bytes, never by seconds. Reordering for beam search is here, though beam
+search itself is not.
 """
 
 import numpy as np
@@ -16,6 +16,7 @@ from kvlab.attention import View, attend, visible
 from kvlab.caches import RewindError
 from kvlab.caches.codecs import IntCodec, make_codec
 from kvlab.measure import memory
+from kvlab.serving import Engine
 
 MODEL = toy(seed=12)
 TEXT = ids_for(0, [20])[0]
@@ -491,3 +492,49 @@ def test_beam_search_goes_on_with_the_other_beams_keys(kind):
     rule = rule_of(kind, {"window": 6} if kind == "sliding" else {"group_size": 4, "residual_length": 4})
     for b, (parent, token) in enumerate(((2, 1), (2, 2), (0, 3))):
         assert_logits(got[b], dense_logits(MODEL, [*rows[parent], token], rule)[-1:])
+
+
+# ---- serving
+
+
+@pytest.mark.parametrize("budget", [3, 64])
+@pytest.mark.parametrize("sharing", [True, False])
+def test_a_preempted_request_resumes_wrong(sharing, budget):
+    """The pool ran dry, a request had to leave, and when it came back it went on from its prompt alone, or was taken
+    for a decode once its prompt was through (nano-vllm #211, #217; vllm-gaudi PR #524). A tiny pool, so that it must
+    happen, gives the texts of a roomy one: what was generated is computed again as a prompt, and the draws go on."""
+    texts = {}
+    for blocks in (7, 60):
+        engine = Engine(MODEL, blocks, 2, max_num_batched_tokens=budget, prefix_sharing=sharing, headroom=0)
+        requests = [engine.add(TEXT[i : i + 3 + i], 8, temperature=1.5, seed=i, stop_ids=[]) for i in range(3)]
+        engine.run()
+        texts[blocks] = [r.output for r in requests]
+        lost = [r.num_preemptions for r in requests if r.num_preemptions]
+        assert bool(lost) == (blocks == 7)
+    assert texts[7] == texts[60]
+
+
+def test_a_long_prompt_is_resumed_and_preempted_again_in_every_step():
+    """Only the first chunk of a text was asked whether there is room, so a preempted request came back, found none for
+    its second chunk, left, and came back (vllm-project/vllm #25538). Here it waits until all of it has room."""
+    engine = Engine(MODEL, 12, 2, max_num_batched_tokens=4, prefix_sharing=False)
+    first = engine.add(TEXT[:2], 18, stop_ids=[])
+    long = engine.add(TEXT[:12], 4, stop_ids=[])
+    engine.run()
+    assert len(first.output) == 18 and len(long.output) == 4 and long.num_preemptions == 1
+    joined = [e.step for e in engine.trace.events if e.kind == "admitted" and e.request == long.id]
+    assert len(joined) == 2 and joined[1] >= first.finished_step
+
+
+@pytest.mark.parametrize("length", [4, 8, 9])
+def test_the_same_prompt_sent_again_is_answered_from_its_last_token(length):
+    """An engine found all blocks of a repeated prompt and ran an empty batch (nano-vllm #144, #114; vLLM #17999). Sent
+    three times, the last two together: at least one token is left to compute, and the texts are the same."""
+    engine, prompt = Engine(MODEL, 20, 4), TEXT[:length]
+    requests = [engine.add(prompt, 5, stop_ids=[])]
+    engine.run()
+    requests += [engine.add(prompt, 5, stop_ids=[]) for _ in range(2)]
+    engine.run()
+    assert [r.num_cached_tokens for r in requests] == [0, *[(length - 1) // 4 * 4] * 2]
+    assert requests[0].output == requests[1].output == requests[2].output == generate(MODEL, prompt, 5)[length:]
+    assert engine.pool.used_blocks == 0

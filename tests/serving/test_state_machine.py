@@ -71,7 +71,10 @@ class Serving(RuleBasedStateMachine):
     @rule(fails_after=st.sampled_from([None, None, None, None, 0, 1]))
     def step(self, fails_after):
         """fails_after: the model raises after that many requests of the plan."""
-        for i, (request, n) in enumerate(self.s.schedule()):
+        plan = self.s.schedule()
+        assert sum(n for _, n in plan) <= self.s.max_num_batched_tokens
+        for i, (request, n) in enumerate(plan):
+            assert 1 <= n <= request.num_tokens - request.num_computed_tokens
             if i == fails_after:
                 break
             table, bs, start = self.s.allocator.rows[request].table, self.pool.block_size, request.num_computed_tokens
