@@ -9,7 +9,7 @@ ROOT   := $(if $(filter 0,$(shell id -u)),--allow-root)
 # Two processes of one thread each: torch threads that fight over two cores are slower than either.
 PYTEST := OMP_NUM_THREADS=1 KVLAB_BUDGET=quick $(PY) -m pytest -n 2
 
-.PHONY: help lab test test-fast test-quality test-notebooks test-blanks test-browser test-colab build notebooks figures lint format clean
+.PHONY: help lab test test-fast test-serving test-quality test-notebooks test-blanks test-browser test-colab build notebooks figures lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -27,10 +27,14 @@ $(READY): pyproject.toml requirements.txt requirements-nodeps.txt
 lab: $(READY) ## JupyterLab on the notebooks (ARGS="--no-browser --port 8890" and the like go to jupyter)
 	$(BIN)/jupyter lab $(ROOT) --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS)
 
-test: lint test-fast test-quality test-notebooks test-browser ## everything: lint, tests, the solved notebooks, widgets in a real browser
+test: lint test-fast test-serving test-quality test-notebooks test-browser ## everything: lint, tests, the solved notebooks, widgets in a real browser
 
 test-fast: $(READY) ## the package's tests: no notebooks, no browser
-	$(PYTEST) tests --ignore tests/notebooks --ignore tests/browser --ignore tests/quality --expect fast $(ARGS)
+	$(PYTEST) tests --ignore tests/notebooks --ignore tests/browser --ignore tests/quality \
+	  --ignore tests/serving_full --expect fast $(ARGS)
+
+test-serving: $(READY) ## 300 random workloads on the engine, each request held against itself alone
+	$(PYTEST) tests/serving_full --expect serving $(ARGS)
 
 test-quality: $(READY) ## what the caches cost SmolLM2 on real text: prints the figures, checks the claims
 	$(PY) -m pytest tests/quality -s --timeout 1500 --expect quality $(ARGS)
