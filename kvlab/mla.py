@@ -19,7 +19,7 @@ A product may be bracketed in two ways, so there are two forms, equal but for ro
 
 Expanded pays for each token in view, absorbed for each new one, but its heads are kv_lora_rank wide. So a decode step
 is cheaper absorbed, a long prompt expanded. The layer counts both (cost.latent_flops) and takes the cheaper. With all
-tokens new, S = T, expanded wins where 2 kv_lora_rank > qk_nope_head_dim + v_head_dim, as in every published model; over
+tokens new, S = T, expanded wins where 2 kv_lora_rank > qk_nope_head_dim + v_head_dim, as in DeepSeek-V2 and V3; over
 many tokens in view, absorbed wins up to about T = kv_lora_rank / (2 kv_lora_rank / (qk_nope + v) - 1) new ones.
 Neither needs more stored: 61 layers of 512 + 64 numbers in fp16 are the 70,272 bytes a token of DeepSeek-V3.
 

@@ -96,15 +96,15 @@ def held(
 
     itemsize: bytes of a number of the model itself, in which the tail is kept (2: fp16). Bits 16 stay as they are.
     """
-    D, per_layer, sealed = config.head_dim, {"codes": 0, "scales": 0, "tail": 0}, tokens // group * group
-    for b, a in ((bits, axis), (bits if v_bits is None else v_bits, "token")):
-        codec = make_codec(b, a, group, D)
+    heads, k_dim, v_dim = config.kv_shape
+    per_layer, sealed = {"codes": 0, "scales": 0, "tail": 0}, tokens // group * group
+    for b, a, dim in ((bits, axis, k_dim), (bits if v_bits is None else v_bits, "token", v_dim)):
+        codec = make_codec(b, a, group, dim)
         stores = codec.empty(1, 1, sealed, torch.float16 if itemsize == 2 else torch.float32, "meta")
         per_layer["codes"] += stores[0].nbytes
         per_layer["scales"] += sum(s.nbytes for s in stores[1:])
-    per_layer["tail"] = min(residual + group, tokens) * 2 * D * itemsize
-    heads = len(set(config.kv_owner)) * config.num_key_value_heads
-    return {part: n * heads for part, n in per_layer.items()}
+    per_layer["tail"] = min(residual + group, tokens) * (k_dim + v_dim) * itemsize
+    return {part: n * len(config.kv_layers) * heads for part, n in per_layer.items()}
 
 
 # ---- work --------------------------------------------------------------------------------------------------------

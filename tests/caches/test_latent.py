@@ -13,6 +13,7 @@ from kvlab.caches import KINDS, make_cache
 from kvlab.memory import ConfigError, estimate
 from kvlab.mla import set_form
 from kvlab.model import GPT
+from kvlab.rounding import held
 
 CHANGED = ("num_key_value_heads", "head_dim", "qkv_bias")  # what a latent model has no place for
 
@@ -93,6 +94,15 @@ def test_the_calculator_says_what_the_cache_holds(kind):
             model.config, seq_len=list(case.lengths), kv_dtype="fp32", cache=kind, max_length=case.max_length, **options
         )
         assert found.held_bytes == cache.nbytes, case
+
+
+def test_bytes_of_rounded_latents():
+    model, text = latent_toy(dtype=torch.float32), ids_for(4, [21])
+    cache = make_cache("quantized", model, 1, 21, k_bits=4, v_bits=8, group_size=4, residual_length=6)
+    feed(model, cache, text, [[21]])
+    by = cache.nbytes_by()
+    found = held(model.config, 21, 4, group=4, residual=6, itemsize=4, v_bits=8)
+    assert found == {"codes": by["keys"] + by["values"], "scales": by["scales"], "tail": by["tail"]}
 
 
 def test_the_calculator_refuses_sinks_inside_the_cache_too():
