@@ -31,7 +31,7 @@ class Check:
 @dataclass(frozen=True)
 class Variant:
     """A cache under test. rule: "exact"; "window" and "turned": the model under that mask; "twin": the same cache in
-    float64 on the CPU; "lossy": that too, with room for codes that tip."""
+    float64 on the CPU; "lossy": that too, with room for codes, or scores, that tip."""
 
     name: str
     kind: str
@@ -65,6 +65,9 @@ VARIANTS = (
     _quantized("fp8 e5m2", "fp8_e5m2"),
     Variant("shared layers", "shared", "twin"),
     Variant("offloaded", "offloaded", "exact"),
+    Variant("heavy hitters", "heavy_hitter", "lossy", (("budget", WINDOW + SINKS),)),
+    Variant("random eviction", "random", "twin", (("budget", WINDOW + SINKS),)),
+    Variant("first and last", "first_last", "window", (("budget", WINDOW + SINKS), ("first", SINKS))),
 )
 
 

@@ -12,7 +12,12 @@ from kvlab.measure.sweep import free, out_of_memory
 from kvlab.measure.watch import Watch
 
 WINDOW = 256
-LARGER = {"window": WINDOW, "group_size": 64, "residual_length": 64}  # sizes of practice, where the prompt has as many
+LARGER = {
+    "window": WINDOW,
+    "group_size": 64,
+    "residual_length": 64,
+    "budget": 480,
+}  # sizes of practice, where the prompt has as many
 
 
 def speed_of(model, B: int, prompt: int, new: int, repeats: int) -> list[dict]:
