@@ -37,6 +37,7 @@ _MODULES = (
     "serving",
     "workloads",
     "sharing",
+    "mla",
     "attention",
     "model",
     "config",

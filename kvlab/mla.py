@@ -21,7 +21,9 @@ Expanded pays for each token in view, absorbed for each new one, but its heads a
 is cheaper absorbed, a long prompt expanded. The layer counts both (cost.latent_flops) and takes the cheaper. With all
 tokens new, S = T, expanded wins where 2 kv_lora_rank > qk_nope_head_dim + v_head_dim, as in DeepSeek-V2 and V3; over
 many tokens in view, absorbed wins up to about T = kv_lora_rank / (2 kv_lora_rank / (qk_nope + v) - 1) new ones.
-Neither needs more stored: 61 layers of 512 + 64 numbers in fp16 are the 70,272 bytes a token of DeepSeek-V3.
+Neither needs more stored: 61 layers of 512 + 64 numbers in fp16 are the 70,272 bytes a token of DeepSeek-V3. For the
+time of a layer's step, absorbed joins c and r in one temporary (attend() takes one key tensor; a fused kernel reads
+them as they lie), expanded makes keys and values for all heads.
 
 Shapes: B rows, T new tokens, S in view, C hidden_size, H heads, R kv_lora_rank.
 """
@@ -152,7 +154,7 @@ def set_form(model: nn.Module, form: str | None) -> None:
         layer.form = form
 
 
-class Shared(NamedTuple):
+class Sharing(NamedTuple):
     """One way of sharing keys and values. Bytes of all layers; FLOPs of one decode step, of all layers' attention."""
 
     name: str
@@ -162,8 +164,8 @@ class Shared(NamedTuple):
     attention: int
 
 
-def compare_sharing(config: ModelConfig, seen: int, groups: int, itemsize: int = 2) -> list[Shared]:
-    """MHA, GQA, MQA and MLA in both forms with the hidden size, layers and heads of an MLA config -> one Shared each.
+def compare_sharing(config: ModelConfig, seen: int, groups: int, itemsize: int = 2) -> list[Sharing]:
+    """MHA, GQA, MQA and MLA in both forms with the hidden size, layers and heads of an MLA config -> one Sharing each.
 
     The first three have heads of v_head_dim, as in the paper's Table 1; GQA has `groups` KV heads. FLOPs are those of
     the attention layers (not MLP, not logits) for one new token over `seen` tokens in view, itself included.
@@ -173,9 +175,9 @@ def compare_sharing(config: ModelConfig, seen: int, groups: int, itemsize: int =
         raise ValueError("config has no kv_lora_rank: the comparison starts from a model with latent attention")
     H, n, rows = config.num_attention_heads, config.num_hidden_layers, []
 
-    def row(name: str, c: ModelConfig, one: cost.Flops) -> Shared:
+    def row(name: str, c: ModelConfig, one: cost.Flops) -> Sharing:
         projections = n * one.projections - cost.spared_flops(c, 1)
-        return Shared(name, c, c.kv_bytes_per_token(itemsize), projections, n * one.attention)
+        return Sharing(name, c, c.kv_bytes_per_token(itemsize), projections, n * one.attention)
 
     gone = dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     for name, kv_heads in (("MHA", H), (f"GQA, {groups} KV heads", groups), ("MQA", 1)):
