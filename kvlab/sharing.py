@@ -1,8 +1,9 @@
 """Which layers of a trained model could use each other's keys and values: how alike they are, and what it costs.
 
-Two measurements, for SharedLayersCache on a model that was not trained for it. similarity() compares what the layers
-store, which takes one pass; price_of_pairs() lets one layer after the other use a neighbour's keys and values and
-measures the harm on a text. They need not agree: queries were trained for their own layer's keys, in their own basis.
+For SharedLayersCache on a model that was not trained for it. similarity() compares what the layers store, which takes
+one pass. price_of_pairs() lets one layer at a time use a neighbour's keys and values and measures the harm on a text.
+price_of_silence() is its control: the same layer's attention left out altogether, which saves the same bytes. Where
+that costs no more, the borrowed keys and values were worth nothing, and the layer was merely one of little weight.
 owners_for() makes a map of the cheapest pairs. Their costs do not simply add: measure the map too.
 """
 
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from kvlab.caches import make_cache
 from kvlab.config import check_int
+from kvlab.measure.sweep import bar
 from kvlab.quality import Reference, evaluate
+from kvlab.quality import reference as make_reference
 from kvlab.quality.streamed import check_text
 
 
@@ -24,11 +27,12 @@ from kvlab.quality.streamed import check_text
 class Pair:
     """What it costs if layer `follower` alone uses the keys and values of layer `owner`, measured on one text.
 
+    owner: None where the follower's attention was left out instead.
     kl: nats a token, from the distributions of the full cache. perplexity_ratio: to the full cache's; 1 is no harm.
     top1: share of tokens where both name the same most likely token.
     """
 
-    owner: int
+    owner: int | None
     follower: int
     kl: float
     perplexity_ratio: float
@@ -78,6 +82,38 @@ def price_of_pairs(
     return [Pair(*pair, float(q.mean_kl), q.perplexity / base, q.top1) for pair, q in found.items()]
 
 
+def price_of_silence(
+    model, ids, layers: Iterable[int] | None = None, chunk: int = 64, reference=None, progress: bool = True
+) -> list[Pair]:
+    """Leave out the attention of one layer at a time (nothing is added to its stream) -> one Pair for each, in order.
+
+    layers: default those that follow in price_of_pairs(), all but the first. Reference and errors as there.
+    """
+    own, n = model.config.kv_layers, model.config.num_hidden_layers
+    layers = list(own[1:] if layers is None else layers)
+    for layer in layers:
+        check_int("layer", layer, 0)
+        if layer >= n:
+            raise ValueError(f"layer {layer} is not there: the model's layers run from 0 to {n - 1}")
+    reference = reference or make_reference(model, ids, "full", chunk, progress=False)
+    full = evaluate(model, ids, {"full": "full"}, chunk, reference, progress=False)["full"]
+    found = []
+    with bar(len(layers), "silence", progress) as shown:
+        for layer in layers:
+            silence = model.layers[layer].self_attn.register_forward_hook(lambda m, x, y: torch.zeros_like(y))
+            try:  # full_cache is never the reference's own spec, which would not be run again
+                q = evaluate(model, ids, {"silent": full_cache}, chunk, reference, progress=False)["silent"]
+            finally:
+                silence.remove()
+            found.append(Pair(None, layer, float(q.mean_kl), q.perplexity / full.perplexity, q.top1))
+            shown.update()
+    return found
+
+
+def full_cache(model, batch_size: int, max_length: int):
+    return make_cache("full", model, batch_size, max_length)
+
+
 def one_pair(pair: tuple[int, int], layers: Sequence[int], n: int) -> tuple[int, ...]:
     """The map in which that one layer follows. Raises ValueError or TypeError, naming the pair."""
     if not isinstance(pair, tuple) or len(pair) != 2:
@@ -101,6 +137,8 @@ def owners_for(pairs: Iterable[Pair], layers: int, followers: int) -> tuple[int,
     check_int("followers", followers, 0)
     owners, found = list(range(layers)), 0
     for pair in sorted(pairs, key=lambda p: p.kl):
+        if pair.owner is None:
+            continue
         free = owners[pair.follower] == pair.follower and owners.count(pair.follower) == 1
         if found < followers and free and owners[pair.owner] == pair.owner:
             owners[pair.follower] = pair.owner
@@ -114,5 +152,6 @@ def table(pairs: Sequence[Pair]) -> str:
     """Cheapest first, in plain text."""
     rows = [f"{'layer uses':>10}  {'KL (nats)':>9}  {'perplexity':>10}  {'top-1':>6}"]
     for p in sorted(pairs, key=lambda p: p.kl):
-        rows.append(f"{p.follower:>5} {p.owner:>4}  {p.kl:9.3f}  {p.perplexity_ratio:9.2f}x  {p.top1:6.1%}")
+        owner = "-" if p.owner is None else p.owner
+        rows.append(f"{p.follower:>5} {owner:>4}  {p.kl:9.3f}  {p.perplexity_ratio:9.2f}x  {p.top1:6.1%}")
     return "\n".join(rows)

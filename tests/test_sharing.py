@@ -129,3 +129,29 @@ def test_texts_that_cannot_be():
         similarity(MODEL, [3])
     with pytest.raises(TypeError, match="must hold token ids"):
         similarity(MODEL, ["text"])
+
+
+def test_silence_is_the_model_without_that_layers_attention():
+    """The control: o_proj of zeros by hand, and the reference is the model as it was."""
+    plain = dense_logits(MODEL, IDS)[:-1].log_softmax(-1)
+    got = sharing.price_of_silence(MODEL, IDS, chunk=6, progress=False)
+    assert [(p.owner, p.follower) for p in got] == [(None, 1), (None, 2), (None, 3)]
+    for p in got:
+        weight = MODEL.layers[p.follower].self_attn.o_proj.weight
+        saved = weight.detach().clone()
+        try:
+            with torch.no_grad():
+                weight.zero_()
+            silent = dense_logits(MODEL, IDS)[:-1].log_softmax(-1)
+        finally:
+            with torch.no_grad():
+                weight.copy_(saved)
+        assert abs(p.kl - float((plain.exp() * (plain - silent)).sum(-1).mean())) < 1e-9 and p.kl > 1e-3
+    with torch.no_grad():
+        assert torch.allclose(MODEL(torch.tensor([IDS]))[0, :-1].log_softmax(-1), plain, atol=1e-12)  # no hook is left
+    assert owners_for(got, 4, 0) == (0, 1, 2, 3)
+    with pytest.raises(ValueError, match="only 0 layers follow"):
+        owners_for(got, 4, 1)
+    assert sharing.table(got).splitlines()[1].split()[1] == "-"
+    with pytest.raises(ValueError, match="layer 4 is not there: the model's layers run from 0 to 3"):
+        sharing.price_of_silence(MODEL, IDS, [4], progress=False)
