@@ -57,7 +57,7 @@ class ByteExplorer(Explorer):
         ]  # fmt: skip
         slots = {"kind": "slots", "title": f"Into the byte and back: {NAMES[bits]}", "rows": cells, "weight": 1.5,
                  "states": {"held": "one colour, one byte", "new": "your number"}}  # fmt: skip
-        return {"kind": "panels", "title": "One number", "size": (11.5, 4.4),
+        return {"kind": "panels", "title": "One number", "size": (10.4, 4.2),
                 "panels": [slots, self._stairs(values, codec, parts, x)],
                 "sentence": f"{said} {_signed(x[0])} comes back as {_signed(back[0])}, off by "
                             f"{theme.digits(abs(error[0].item()))}; the group's root mean square error is "

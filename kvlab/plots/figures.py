@@ -280,7 +280,7 @@ def _slots(ax, data: dict) -> None:
     groups = data.get("groups", ())
     keys = [("held", g, n) for g, n in enumerate(groups)]
     keys += [(s, 0, n) for s, n in pictures.states(data).items() if s in used and not (groups and s == "held")]
-    x, unit = 0.0, max(across, 12) / 100
+    x, unit = 0.0, max(across, 12) / 100 * max(1, 8.4 / _inches(ax))
     for state, group, words in keys:
         _slot(ax, x, len(rows) + 0.2, state, group, 1.8 * unit, 0.36)
         ax.text(x + 2.4 * unit, len(rows) + 0.38, words, va="center", fontsize=10)

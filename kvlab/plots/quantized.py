@@ -67,7 +67,7 @@ class ChannelExplorer(Explorer):
         )
         return {
             "kind": "panels", "title": "Channels", "panels": panels, "sentence": sentence, "note": self.note,
-            "size": (11.5, 4.4),
+            "size": (10.4, 4.2),
         }  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def frontier(points: Sequence[tuple[str, str, int, float, float]], title: str, n
         {"kind": "lines", "title": "How far from the full cache", "x": x,
          "y": {"label": "KL divergence, nats", "scale": "log10"}, "series": list(series(3, True))},
     ]  # fmt: skip
-    return {"kind": "panels", "title": title, "note": note, "panels": panels, "size": (11.5, 4.4)}
+    return {"kind": "panels", "title": title, "note": note, "panels": panels, "size": (10.4, 4.2)}
 
 
 def error_growth(by_layer: Mapping[str, Tensor], block: int = 64, note: str = "") -> dict:
@@ -195,7 +195,7 @@ def error_growth(by_layer: Mapping[str, Tensor], block: int = 64, note: str = ""
         {"kind": "lines", "title": "From layer to layer", "x": depth, "y": y, "series": layers},
         {"kind": "lines", "title": "Along the text, last layer", "x": place, "y": y, "series": text},
     ]
-    return {"kind": "panels", "title": "Growth", "note": note, "panels": panels, "size": (11.5, 4.4)}
+    return {"kind": "panels", "title": "Growth", "note": note, "panels": panels, "size": (10.4, 4.2)}
 
 
 def _error_line(name, x, y) -> dict:
