@@ -50,7 +50,8 @@ def allocator_for(
 
 def scheduler_for(name: str, allocator: Allocator, max_num_batched_tokens: int = 256) -> Scheduler:
     """The scheduler, the same for all. The packed batch is static, and computes its prompts in one step: it takes as
-    many requests as have room then, and none before the last of them has ended."""
+    many requests as have room then, and none before the last of them has ended. A request's slots are free when it
+    ends, for those of its batch that still grow."""
     if name == "packed":
         return Scheduler(allocator, max(allocator.num_slots, max_num_batched_tokens), continuous=False)
     return Scheduler(allocator, max_num_batched_tokens)

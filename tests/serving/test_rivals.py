@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.config import ModelConfig
+from kvlab.generation import generate
 from kvlab.measure import count_flops
 from kvlab.model import GPT
 from kvlab.serving.engine import Engine
@@ -15,7 +16,7 @@ from kvlab.serving.padded import padded_batches
 from kvlab.serving.request import Request, Status
 from kvlab.serving.rivals import RIVALS, allocator_for, compare, scheduler_for, simulate
 from kvlab.serving.simulation import Feed, Simulation
-from kvlab.workloads import Arrival, workload
+from kvlab.workloads import Arrival, prompt_ids, workload
 
 SLOTS = 64 * 2**20 // 23_040 // 16 * 16  # 64 MiB of SmolLM2 in fp16: 182 blocks of 16
 SCHEDULED = [name for name in RIVALS if name != "padded"]
@@ -261,12 +262,24 @@ def test_bad_input_is_named(name, options, says):
 # ---- the simulation against the engine
 
 
+CONFIG = ModelConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+
+
+def test_a_padded_batch_is_what_generate_does_with_a_list():
+    """Of equal outputs, for generate() takes one max_new_tokens for all rows."""
+    model, made = GPT(CONFIG, seed=0), [Arrival(f"r{n}", n, 6) for n in (5, 12, 9)]
+    with count_flops(model) as counted:
+        out = generate(model, [prompt_ids(a, 64) for a in made], 6, "full", prefill_chunk=4)
+    found = simulate("padded", made, 3 * 32, max_model_len=32, max_num_batched_tokens=12)
+    predicted = found.flops(CONFIG)
+    assert (predicted.projections, predicted.attention) == (counted.projections, counted.attention)
+    assert found.emitted == sum(map(len, out)) - sum(a.prompt_tokens for a in made)
+    assert found.model_steps == 3 + 5
+
+
 def test_the_engine_takes_the_same_steps_and_the_counted_flops():
     """What is simulated is what a model does: steps, tokens, and FLOPs to the last one."""
-    config = ModelConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
-    )
-    model = GPT(config, seed=0)
+    config, model = CONFIG, GPT(CONFIG, seed=0)
     made = workload(10, prompt_median=12, output_median=12, max_model_len=64, rate=0.5)
     engine = Engine(model, 10, 8, max_num_batched_tokens=24, prefix_sharing=False, headroom=0)
     feed = Feed(engine, made, config.vocab_size)
