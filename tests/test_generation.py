@@ -10,7 +10,7 @@ from kvlab.generation import Sampler
 
 MODEL = toy(seed=11)
 PROMPTS = ids_for(0, [7, 3, 5])
-KINDS = ["growing", "full", "sliding", "quantized", "paged", "offloaded", None]
+KINDS = ["growing", "full", "sliding", "quantized", "paged", "offloaded", "heavy_hitter", "random", "first_last", None]
 
 
 def greedy(text: list[int], n: int, stop=()) -> list[int]:
@@ -64,7 +64,7 @@ def test_the_logits_behind_the_tokens(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 100])
-@pytest.mark.parametrize("kind", ["full", "sliding", "quantized", "paged"])
+@pytest.mark.parametrize("kind", ["full", "sliding", "quantized", "paged", "heavy_hitter"])
 def test_prefill_in_chunks(kind, chunk):
     assert generate(MODEL, PROMPTS, 5, cache=kind, prefill_chunk=chunk) == [greedy(p, 5) for p in PROMPTS]
 
@@ -73,6 +73,8 @@ def test_a_lossy_cache_of_ones_own_equals_itself_in_any_batch():
     for kind, options in (
         ("sliding", {"window": 3, "sinks": 1}),
         ("quantized", {"group_size": 2, "residual_length": 2}),
+        ("heavy_hitter", {"budget": 4, "recent": 2}),
+        ("random", {"budget": 4}),
     ):
         together = generate(MODEL, PROMPTS, 8, cache=make_cache(kind, MODEL, 3, 20, **options))
         alone = [generate(MODEL, p, 8, cache=make_cache(kind, MODEL, 1, 20, **options)) for p in PROMPTS]

@@ -17,6 +17,9 @@ KINDS = {
     "paged": {"block_size": 4},
     "shared": {},
     "offloaded": {},
+    "heavy_hitter": {"budget": 16},
+    "random": {"budget": [[16, 9], [12, 16]]},
+    "first_last": {"budget": 16},
 }
 
 
@@ -66,7 +69,9 @@ def test_decode_flops_are_one_row_over_the_keys_in_view(kind, batch):
     for length in range(22, 26):
         with count_flops() as f:
             model(torch.zeros(batch, 1, dtype=torch.long), cache)
-        seen = 18 if kind == "sliding" else length  # window + sinks
+        seen = {"sliding": 18, "heavy_hitter": 16, "random": 16, "first_last": 16}.get(
+            kind, length
+        )  # all slots of a head
         assert (f.projections, f.attention) == (projections(batch, batch, 2), attention(batch, 1, seen))
 
 
