@@ -105,12 +105,13 @@ def recall_lines(found: Mapping[tuple[int, bool], object], full: object, distanc
     keys = sorted({w for w, _ in found})
     series.append({"variant": "full", "label": "full cache", "x": [keys[0], keys[-1]], "y": [full.value] * 2,
                    "points": False})  # fmt: skip
-    marks = [{"label": f"{layers} layers reach it", "value": -(-distance // layers) + 1},
-             {"label": "one layer reaches it", "value": distance + 1}]  # fmt: skip
+    near, far = distance + 1, -(-distance // layers) + 1  # 1 (W - 1) and layers (W - 1) reach the distance
+    marks = [{"label": f"W = {far}: {layers} layers reach it", "value": far},
+             {"label": f"W = {near}: one layer does", "value": near}]  # fmt: skip
     return {
         "kind": "lines", "title": f"Recall of a fact {distance} tokens back", "series": series, "x": WINDOW,
         "marks": marks,
-        "y": {"label": "probability of the right digit (band: 95 %)", "lo": 0, "hi": 1.3},
+        "y": {"label": "probability of the right digit (band: 95 %)", "lo": 0, "hi": 1.19},
     }  # fmt: skip
 
 
