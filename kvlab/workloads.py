@@ -11,6 +11,7 @@ import io
 import json
 import math
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -83,8 +84,8 @@ def workload(
     check_int("seed", seed, 0)
     for name, value in (("prompt_median", prompt_median), ("output_median", output_median), ("sigma", sigma)):
         _check_number(name, value)
-    if min(prompt_median, output_median) < 1:
-        raise ValueError(f"medians must be at least 1 token, not {prompt_median} and {output_median}")
+    if not 1 <= min(prompt_median, output_median) <= max(prompt_median, output_median) <= 10**9:
+        raise ValueError(f"medians must be between 1 and 10^9 tokens, not {prompt_median} and {output_median}")
     if not 0 <= sigma <= 10:
         raise ValueError(f"sigma={sigma} must be between 0 (all alike) and 10")
     if rate is not None:
@@ -228,8 +229,8 @@ def _jsonl_rows(path, text):
             continue
         try:
             row = json.loads(written)
-        except (json.JSONDecodeError, RecursionError):
-            yield line, "this is not JSON"
+        except (ValueError, RecursionError):  # a ValueError also for a number of thousands of digits
+            yield line, "this is not JSON that can be read"
             continue
         if not isinstance(row, dict):
             yield line, f"a JSON {type(row).__name__} stands where an object should"
@@ -270,5 +271,5 @@ def _text(name: str, value) -> str:
 def _check_number(name: str, value) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}={value!r} must be a number")
-    if not math.isfinite(value):
+    if not abs(value) <= sys.float_info.max:  # an int may be larger than any float
         raise ValueError(f"{name}={value} must be finite")
