@@ -1,12 +1,14 @@
 """OffloadedCache between two devices: equal to the full cache, every byte that crosses counted, nothing seen early."""
 
+import contextlib
+
 import pytest
 import torch
 from cases import stored_tensors
 from oracles import assert_equals_oracle, assert_logits, call, dense_logits, feed, ids_for, in_chunks, rule_of, toy
 from two_devices import TwoDevices
 
-from kvlab.caches import OffloadedCache, make_cache
+from kvlab.caches import OffloadedCache, make_cache, offloaded
 from kvlab.measure import memory
 
 MODEL = toy(num_hidden_layers=4)
@@ -158,6 +160,107 @@ def test_a_follower_uses_what_was_brought_for_its_owner():
     cache = TwoDevices(1, 20)
     assert_equals_oracle(model, cache, ids_for(6, [11]), in_chunks([11], 3), rule_of("offloaded", {}))
     assert cache.crossed["home"] == 2 * 11 * ONE
+
+
+# ---- a second stream, as late as it may be
+
+
+class LateStream:
+    """Copies stand in a queue until somebody waits for them. So does CUDA in the worst case; a missing wait shows."""
+
+    def __init__(self):
+        self.queue, self.done, self.events = [], 0, []
+
+    def record_event(self):
+        self.events.append(len(self.queue))
+        return len(self.events) - 1
+
+    def wait_event(self, event):
+        self.run(self.events[event])
+
+    def run(self, upto):
+        while self.done < upto:
+            to, what = self.queue[self.done]
+            to.copy_(what)
+            self.done += 1
+
+
+class LateCopies(TwoDevices):
+    stream = LateStream()
+
+    def _copy(self, to, what, wait=False):
+        if wait:
+            return super()._copy(to, what, wait)
+        self.stream.queue.append((to, what))
+
+    def _settle(self):
+        self.stream.run(len(self.stream.queue))
+
+
+@pytest.fixture
+def late(monkeypatch):
+    stream = LateCopies.stream = LateStream()
+    monkeypatch.setattr(offloaded, "copying", lambda device: contextlib.nullcontext(stream))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    return stream
+
+
+def late_text() -> None:
+    """Steps of all sorts, a fork, rows in another order: all with copies that come as late as they may."""
+    rows = ids_for(8, [9, 9])
+    cache = LateCopies(2, 20)
+    got = feed(MODEL, cache, rows, [[4, 4], [1, 1], [1, 1], [3, 3]])
+    for b, row in enumerate(rows):
+        assert_logits(got[b], dense_logits(MODEL, row), what=f"row {b}")
+    twin = cache.fork()
+    cache.reorder([1, 0])
+    for one, texts in ((twin, rows), (cache, rows[::-1])):
+        for new in ([[1], [2, 3]], [[4], [5]]):  # rows of unequal length from here on
+            got = call(MODEL, one, new, [len(t) for t in texts])
+            texts = [text + more for text, more in zip(texts, new)]
+            for b, text in enumerate(texts):
+                assert_logits(got[b], dense_logits(MODEL, text)[-len(new[b]) :], what=f"after, row {b}")
+
+
+def test_copies_that_come_as_late_as_they_may(late):
+    late_text()
+    assert late.done > 50  # something was late
+
+
+@pytest.mark.parametrize("bug", ["nobody waits for what is fetched", "nobody waits before rows move"])
+def test_a_missing_wait_fails_the_check(bug, late, monkeypatch):
+    if "rows" in bug:
+        monkeypatch.setattr(LateCopies, "_settle", lambda self: None)
+    else:
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: LateStream())
+        monkeypatch.setattr(LateStream, "wait_event", lambda self, event: None)
+    with pytest.raises(AssertionError):
+        late_text()
+
+
+def test_copies_beside_the_computation_wait_for_what_was_asked_before(monkeypatch):
+    """The order of calls to CUDA, written down by stand-ins: wait, then copy, each on the copies' own stream."""
+    said = []
+
+    class Stream:
+        def wait_stream(self, other):
+            said.append(("waits for", other))
+
+    mine = Stream()
+    monkeypatch.setattr(offloaded, "copy_stream", lambda device: mine)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the computation")
+
+    @contextlib.contextmanager
+    def on(stream):
+        said.append(("on", stream))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    with offloaded.copying(torch.device("cuda:0")) as stream:
+        said.append("copies")
+    assert stream is mine and said == [("waits for", "the computation"), ("on", mine), "copies"]
+    with offloaded.copying(torch.device("cpu")) as stream:
+        assert stream is None
 
 
 # ---- refusals
