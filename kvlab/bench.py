@@ -36,6 +36,7 @@ VARIANTS: dict[str, tuple[str, dict] | None] = {
     "paged": ("paged", {}),
     "shared": ("shared", {"every": 2}),
     "offloaded": ("offloaded", {}),
+    "heavy_hitter": ("heavy_hitter", {"budget": 68}),
 }
 TOY = ModelConfig(vocab_size=4096, hidden_size=256, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=2)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
