@@ -85,6 +85,14 @@ def run_workload(seed: int, step_by_step: bool = True) -> Counter:
     ) + Counter(str(r.status) for r in engine.scheduler.requests.values())
 
 
+def run_ten(first: int, step_by_step: bool = False) -> None:
+    """Ten workloads, in which what they are there for did happen."""
+    happened = sum((run_workload(seed, step_by_step) for seed in range(first, first + 10)), Counter())
+    least = {"preempted": 10, "forked": 10, "copied": 2, "hits": 10, "resumed_hits": 3, "chunks": 10, "tokens": 250}
+    for what, n in {**least, "stopped": 2, "length": 20}.items():
+        assert happened[what] >= n, f"{what} happened {happened[what]} times: {happened}"
+
+
 def fail_at(n: int):
     def on_token(request, token):
         if len(request.output) >= n:

@@ -1,7 +1,7 @@
 """All 300 random workloads, each request held against itself alone step by step. (test-fast runs 50, in one pass.)"""
 
 import pytest
-from test_workloads import run_ten
+from random_workloads import run_ten
 
 
 @pytest.mark.parametrize("first", range(0, 300, 10))
