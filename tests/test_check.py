@@ -14,6 +14,7 @@ LIBRARY = [
     ("full", {}, "exact"),
     ("paged", {"block_size": 16}, "exact"),
     ("paged", {"block_size": 3}, "exact"),
+    ("offloaded", {}, "exact"),
     ("quantized", {"k_bits": 16, "v_bits": 16}, "exact"),
     ("quantized", {"k_bits": 8, "v_bits": 8, "group_size": 8, "residual_length": 8}, 0.2),
     ("quantized", {"k_bits": 2, "v_bits": 2, "group_size": 8, "residual_length": 0}, 10.0),

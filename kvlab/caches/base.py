@@ -44,6 +44,7 @@ class KVCache(StepHooks):
                 growing B*S*one; full 0; sliding 0 for one token, B*min(S, W + sinks)*one for a chunk;
                 quantized and paged: see their files.
         read:   stored bytes that the step's attention must read: what the cache holds of each row, new tokens included.
+                Layers that follow another (kv_owner) read its view again; the cache does not hear of it.
     dtype and device come from the first append.
     """
 
