@@ -14,6 +14,7 @@ from .plots import figures, memory_page
 from .plots.explorers import CostExplorer
 from .plots.growth import flop_lines
 from .plots.memory import MemoryExplorer
+from .plots.ring import RingExplorer
 
 FOLDER = Path(__file__).resolve().parent.parent / "figures"
 LENGTHS = [2**p for p in range(4, 18)]
@@ -33,6 +34,7 @@ PICTURES = {
     "memory": lambda: MemoryExplorer().snapshot().data,
     "flops": lambda: _flops("total", "FLOPs to write a text with SmolLM2-135M"),
     "attention": lambda: _flops("attention", "Attention's share of the FLOPs, SmolLM2-135M"),
+    "ring": lambda: RingExplorer().snapshot(token=17).data,
 }
 PAGES = {"memory_explorer": memory_page.page}
 
