@@ -27,6 +27,7 @@ class Figures:
     pairs:          queries times keys that attention computes, each pass as wide as its longest request.
     moved_tokens:   copied to a longer range. cached: prompt tokens found in shared blocks and not computed.
     emitted:        new tokens.
+    waited:         steps from arrival to the first new token, summed over the finished requests.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Figures:
     moved_tokens: int = 0
     cached: int = 0
     emitted: int = 0
+    waited: int = 0
 
     @property
     def mean_requests(self) -> float:
@@ -79,6 +81,11 @@ class Figures:
         """New tokens of all requests in one model step: a throughput that no machine's speed changes."""
         return self.emitted / max(1, self.model_steps)
 
+    @property
+    def mean_wait(self) -> float:
+        """Steps from arrival to the first new token, on average over the finished requests."""
+        return self.waited / max(1, self.finished)
+
     def flops(self, config: ModelConfig) -> Flops:
         """FLOPs of all model steps on a model of this shape, masked pairs included, as the Engine takes them."""
         token, logits = forward_flops(config, 1, 1, logits=0), forward_flops(config, 0, 0, logits=1)
@@ -91,5 +98,6 @@ class Figures:
         return self.model_steps * weights_bytes + self.read * bytes_per_token
 
     def to_dict(self) -> dict:
-        shown = ("mean_requests", "utilization", "memory_in_use", "external_fragmentation", "tokens_per_step")
+        shown = ("mean_requests", "mean_wait", "utilization", "memory_in_use", "external_fragmentation")
+        shown += ("tokens_per_step",)
         return asdict(self) | {name: getattr(self, name) for name in shown}

@@ -27,6 +27,7 @@ class PaddedStep:
     computed: int  # rows times new columns, padding included
     emitted: int  # new tokens of requests that had not ended
     ended: int  # requests for which this token was the last
+    waited: int  # steps from arrival to here, summed over the requests whose first new token this is
 
 
 def padded_batches(
@@ -43,8 +44,11 @@ def padded_batches(
         batch = []
         while waiting and len(batch) < rows and waiting[0].arrival <= step:
             batch.append(waiting.popleft())
-        for state in _one_batch(batch, token_budget):
-            yield PaddedStep(step, len(batch), *state)
+        first = True
+        for live, slots, tokens, computed, emitted, ended in _one_batch(batch, token_budget):
+            waited = sum(step - ceil(a.arrival) for a in batch) if first and emitted else 0
+            first = first and not emitted
+            yield PaddedStep(step, len(batch), live, slots, tokens, computed, emitted, ended, waited)
             step += 1
 
 

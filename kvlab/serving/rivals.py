@@ -93,8 +93,9 @@ def simulate(
             ended = run.ended
     told(len(arrivals) - ended)
     requests = scheduler.requests.values()
-    found.steps = run.feed.clock
-    found.finished = sum(r.status is Status.LENGTH for r in requests)
+    served = [r for r in requests if r.status is Status.LENGTH]
+    found.steps, found.finished = run.feed.clock, len(served)
+    found.waited = sum(r.first_token_step - r.added_step for r in served)
     found.emitted = sum(r.num_tokens - len(r.prompt) for r in requests)
     found.preemptions = scheduler.num_preemptions
     found.recomputed = sum(r.num_lost_tokens for r in requests)
@@ -149,6 +150,7 @@ def _padded(arrivals, num_slots, max_model_len, token_budget, told) -> Figures:
         found.pairs += s.computed * s.slots // s.rows
         found.emitted += s.emitted
         found.finished += s.ended
+        found.waited += s.waited
         told(s.ended)
     return found
 

@@ -215,7 +215,17 @@ def test_steps_without_anybody_pass_on_the_clock_alone():
     made = [Arrival("a", 4, 3), Arrival("b", 4, 3, 99.5)]
     for name in RIVALS:
         f = simulate(name, made, 1024)
-        assert (f.steps, f.model_steps, f.peak_requests, f.mean_requests) == (103, 6, 1, 1), name
+        assert (f.steps, f.model_steps, f.peak_requests, f.mean_requests, f.waited) == (103, 6, 1, 1, 0), name
+
+
+def test_waiting_is_counted_to_the_first_new_token():
+    """One at a time, 3 steps each: a at 0, b at 1, c at 20. b waits for step 3."""
+    made = [Arrival("a", 4, 3), Arrival("b", 4, 3, 0.5), Arrival("c", 4, 3, 20)]
+    for name in ("padded", "reserved"):
+        f = simulate(name, made, 16, max_model_len=16)
+        assert (f.waited, f.mean_wait, f.steps) == (2, 2 / 3, 23), name
+    chunked = simulate("padded", made, 16, max_model_len=16, max_num_batched_tokens=2)  # 2 steps to the first token
+    assert chunked.waited == simulate("reserved", made, 16, max_model_len=16, max_num_batched_tokens=2).waited == 6
 
 
 def test_a_shared_prompt_is_computed_and_held_once():
