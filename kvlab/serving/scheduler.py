@@ -104,9 +104,11 @@ class Scheduler:
 
     def cancel(self, id: int | str) -> None:
         """End a request, and those of its samples that wait for its prompt. One that has ended stays as it is.
-        Raises KeyError for an id that nobody has."""
+        Raises KeyError for an id that nobody has, RuntimeError in the middle of a step (a callback is not)."""
         if id not in self.requests:
             raise KeyError(f"no request has the id {id!r}")
+        if self._todo:
+            raise RuntimeError("a step is running: cancel between two steps, or in a callback")
         if not self.requests[id].finished:
             self.finish(self.requests[id], Status.CANCELLED, "cancelled")
 
@@ -184,8 +186,8 @@ class Scheduler:
         seats = self.max_num_seqs - sum(1 + len(r.to_fork) for r in self.running)
         while self.waiting and budget > 0 and not self._blocked:
             request = self.waiting[0]
-            seats -= 1 + len(request.to_fork)
-            if seats < 0:
+            wants = 1 + len(request.to_fork)
+            if wants > seats:
                 return
             found = self.allocator.admit(request)
             if found is None and self.running:
@@ -193,8 +195,8 @@ class Scheduler:
                 return
             if found is None:
                 self._end_too_long(request)
-                seats += 1 + len(request.to_fork)
                 continue
+            seats -= wants
             self.waiting.popleft()
             self.running.append(request)
             request.status, request.num_computed_tokens = Status.RUNNING, found

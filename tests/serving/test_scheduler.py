@@ -320,6 +320,8 @@ def test_what_was_planned_and_not_computed_is_planned_again():
     s.append(*[(r, 1) for r in s.computed(plan[0][0])][0])
     with pytest.raises(RuntimeError, match="a step is running already"):
         s.schedule()
+    with pytest.raises(RuntimeError, match="a step is running: cancel between two steps"):
+        s.cancel("b")
     s.end_step()
     check_books(s)
     assert s.requests["b"].num_computed_tokens == 0 and s.allocator.slots_held(s.requests["b"]) == 0
