@@ -23,6 +23,10 @@ LIBRARY = [
     ("sliding", {"window": 4, "sinks": 2}, "window"),
     ("sliding", {"window": 4, "sinks": 2, "sinks_at": "cache"}, "window"),
     ("sliding", {"window": 40, "sinks": 4}, "window"),
+    ("heavy_hitter", {"budget": 400}, "exact"),
+    ("heavy_hitter", {"budget": [[9, 12], [7, 5]]}, 10.0),
+    ("random", {"budget": 12}, 10.0),
+    ("first_last", {"budget": 9, "first": 2}, 10.0),
 ]
 
 
