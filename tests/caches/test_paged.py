@@ -7,6 +7,7 @@ from cases import check_prefix, free_everything
 from oracles import assert_logits, call, dense_logits, feed, ids_for, in_chunks, toy
 
 from kvlab.caches import BlockPool, PagedCache, PoolExhausted, make_cache
+from kvlab.caches.row import Row
 
 MODEL = toy(seed=5, vocab_size=50)
 
@@ -171,6 +172,44 @@ def test_a_dropped_cache_gives_its_blocks_back():
     del twin
     assert cache.pool.used_blocks == 2
     cache.pool.check(tables(cache))
+
+
+# ---- rows that somebody else owns
+
+
+def test_any_rows_make_a_batch_for_a_step():
+    """Three rows of one owner, run two at a time in changing company: each says what it says alone."""
+    pool = BlockPool(20, 4)
+    rows, texts = [Row(pool) for _ in range(3)], ids_for(17, [11, 11, 11])
+    done = [0, 0, 0]
+    for together, n in (([0, 1], 3), ([2], 5), ([1, 2], 1), ([2, 0], 4), ([0, 1, 2], 1)):
+        cache = PagedCache.over([rows[r] for r in together])
+        new = [texts[r][done[r] : done[r] + n] for r in together]
+        got = call(MODEL, cache, new, [done[r] for r in together])
+        for b, r in enumerate(together):
+            done[r] += n
+            assert_logits(got[b], own(texts[r][: done[r]])[-n:])
+        del cache  # the rows stay their owner's
+        assert [row.length for row in rows] == done
+        pool.check([row.table for row in rows])
+        assert pool.used_blocks == sum(-(-n // 4) for n in done)
+
+
+def test_slots_may_be_taken_before_the_step():
+    """A scheduler grows a row first, copy on write included; the step then finds all that it needs."""
+    pool, text = BlockPool(6, 4), ids_for(18, [9])[0]
+    row = Row(pool)
+    call(MODEL, PagedCache.over([row]), [text[:6]], [0])
+    twin = row.copy()
+    assert row.cost(9) == 2 and row.grow(9) == (1, (1, twin.table[1], pool.block_bytes))
+    assert row.cost(9) == 0 and row.grow(9) == (0, None) and twin.cost(7) == 0
+    table = list(row.table)
+    cache = PagedCache.over([row])
+    assert_logits(call(MODEL, cache, [text[6:]], [6])[0], own(text)[6:])
+    assert row.table == table and pool.used_blocks == 4
+    other = call(MODEL, PagedCache.over([twin]), [[1]], [6])[0]
+    assert_logits(other, own([*text[:6], 1])[6:])
+    pool.check([row.table, twin.table])
 
 
 # ---- exhaustion
