@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
 from . import data as pictures
-from . import theme
+from . import spans, theme
 from .scale import Scale, scale_for, spread
 
 _HALO = [withStroke(linewidth=3, foreground=theme.PAPER)]  # words stay readable across a line
@@ -45,10 +45,8 @@ class Picture(Figure):
         self.savefig(raw, format="png", dpi=DPI)
         image = Image.open(raw).convert("RGB")
         panels = [p for column in pictures.columns(self.data) for p in column] if "panels" in self.data else [self.data]
-        if any(p.get("kind") == "heatmap" for p in panels):
-            image = image.quantize(96, dither=Image.Dither.NONE)
-        else:
-            image = _few_colors(image)
+        heat = any(p.get("kind") == "heatmap" for p in panels)  # its ramp has 32 colours of its own
+        image = _few_colors(image, 72 if heat else 40)
         image.save(small, "png", optimize=True)
         return small.getvalue()
 
@@ -288,7 +286,7 @@ def _slots(ax, data: dict) -> None:
 
 
 def _slot(ax, x, y, state, group, wide=0.94, tall=0.8) -> None:
-    fill = theme.GROUPS[group % len(theme.GROUPS)] if state in ("held", "new", "sink") else theme.PAPER
+    fill = theme.slot_fill(state, group)
     edge, line = {"new": (theme.INK, 2.4), "sink": (theme.INK, 1)}.get(state, (theme.MUTED, 0.9))
     ax.add_patch(Rectangle((x, y), wide, tall, fc=fill, ec=edge, lw=line, ls=":" if state == "free" else "-"))
     if state == "sink":
@@ -297,4 +295,4 @@ def _slot(ax, x, y, state, group, wide=0.94, tall=0.8) -> None:
         ax.plot([x, x + wide], [y + tall, y], color=theme.ALERT, lw=1.3)
 
 
-_DRAW = {"lines": _lines, "bars": _bars, "heatmap": _heatmap, "slots": _slots}
+_DRAW = {"lines": _lines, "bars": _bars, "heatmap": _heatmap, "slots": _slots, "spans": spans.axes}
