@@ -27,8 +27,13 @@ def keys_values(model, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded(x: Tensor, bits: int | str, axis: str, group: int = 64) -> Tensor:
-    """x (..., n_kv, S, D) encoded and decoded; with axis "channel", only the whole groups of tokens are kept."""
+    """x (..., n_kv, S, D) encoded and decoded; with axis "channel", only the whole groups of tokens are kept.
+
+    Raises ValueError where there is no whole group.
+    """
     codec = make_codec(bits, axis, group, x.shape[-1])
+    if axis == "channel" and x.shape[-2] < group:
+        raise ValueError(f"{x.shape[-2]} tokens make no whole group of {group}: give more, or a smaller group")
     S = x.shape[-2] // group * group if axis == "channel" else x.shape[-2]
     flat = x[..., :S, :].reshape(-1, *x.shape[-3:-2], S, x.shape[-1])
     return codec.decode(*codec.encode(flat), dtype=x.dtype).reshape(*x.shape[:-2], S, x.shape[-1])

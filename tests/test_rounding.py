@@ -37,6 +37,12 @@ def test_an_outlier_channel_is_seen_and_costs_per_token_rounding_most():
     assert small["token"] > 20 * small["channel"]
 
 
+def test_too_few_tokens_for_a_group_are_named():
+    with pytest.raises(ValueError, match="40 tokens make no whole group of 64"):
+        rounding.rounded(torch.ones(2, 40, 8), 4, "channel")
+    assert rounding.rounded(torch.ones(2, 40, 8), 4, "token").shape == (2, 40, 8)
+
+
 @pytest.mark.parametrize("bits", [8, 4, 2, "fp8", 16])
 def test_relative_error_is_what_it_says(bits):
     x = torch.randn(2, 64, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

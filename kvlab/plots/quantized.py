@@ -24,16 +24,13 @@ AXES = {"token": "per token", "channel": "per channel"}
 class ChannelExplorer(Explorer):
     """One head's keys or values as they are, and the error of rounding them with scales per token and per channel.
 
-    keys, values: (layers, n_kv, S, D), S at least a group of 64; see kvlab.rounding.keys_values. About 16
-    tokens are drawn; the figures in the sentence are those of all.
+    keys, values: (layers, n_kv, S, D), S at least a group of 64; see kvlab.rounding.keys_values. About 16 tokens are
+    drawn; the figures in the sentence are those of all.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, layer: int = 0, head: int = 0, note: str = "", **kw):
-        self.stored, self.at, self.note = (
-            {"keys": keys.float().cpu(), "values": values.float().cpu()},
-            (layer, head),
-            note,
-        )
+        self.stored = {"keys": keys.float().cpu(), "values": values.float().cpu()}
+        self.at, self.note = (layer, head), note
         super().__init__(**kw)
 
     def controls(self):
