@@ -20,7 +20,8 @@ class QuantizedCache(KVCache):
     0 .. ((p - R) // G) * G - 1 rounded, and all later ones as they are (R = residual_length, G = group_size).
     key_axis "channel": one scale per channel and group of tokens, as in KIVI (arXiv 2402.02750); "token": one per
     token and group of channels, as for values. With fp8 there are no scales, and groups only set when to seal.
-    The step reads codes and decodes all of them into a temporary: smaller is not faster by itself.
+    The step reads codes and decodes all of them into a temporary: smaller is not faster by itself. (folding.py attends
+    over the codes as they are.)
     Bytes per layer: codes B*n_kv*S*D*bits/8 for each of K and V with S = max_length rounded down to whole groups;
     scales 4 bytes per group of codes (fp16 scale and zero point); tail B*n_kv*min(R + G, max_length)*2D*itemsize.
     Copied per layer and step: what is assembled for the view (sealed codes, scales, tail in use), and a group sealed.
