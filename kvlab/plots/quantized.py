@@ -186,7 +186,7 @@ def error_growth(by_layer: Mapping[str, Tensor], block: int = 64, note: str = ""
         means = [p.square().mean().sqrt().item() for p in parts]
         rounded = [(x, y) for x, y in zip(middles, means, strict=True) if y > 1e-5]  # the first blocks see no codes
         text.append(_error_line(name, *zip(*rounded, strict=True)))
-    y = {"label": "error of the hidden state, share of its size", "unit": "%", "scale": "log10"}
+    y = {"label": "error, share of the state's size", "unit": "%", "scale": "log10"}
     depth, place = {"label": "layer", "lo": 0}, {"label": "position", "unit": "tokens", "lo": 0}
     panels = [
         {"kind": "lines", "title": "From layer to layer", "x": depth, "y": y, "series": layers},
