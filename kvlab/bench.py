@@ -149,9 +149,7 @@ def _run(model, label, variants, batch, prompt, new, repeats, against, progress)
     device, length = model.device, prompt + new
     rng = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (batch, prompt), generator=rng).to(device)
-    sides = {}
-    for name in variants:
-        sides[name] = Cached(model, *VARIANTS[name], batch, length) if VARIANTS[name] else None
+    sides = {name: Cached(model, *VARIANTS[name], batch, length) if VARIANTS[name] else None for name in variants}
     if against:
         twin = twin_of(model)
         for kind in RIVALS["transformers"]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvlab.caches import make_cache
 from kvlab.config import check_int
-from kvlab.measure.sweep import bar
+from kvlab.progress import bar
 from kvlab.quality import Reference, evaluate
 from kvlab.quality import reference as make_reference
 from kvlab.quality.streamed import check_text
