@@ -10,7 +10,7 @@ from oracles import causal_logits, dense_logits, ids_for, rule_of, toy
 from planted import Plain
 
 from kvlab import evaluate, make_cache, recall
-from kvlab.caches import CacheFull
+from kvlab.caches import KINDS, CacheFull
 from kvlab.measure import memory
 from kvlab.quality import Quality, bootstrap, facts, reference, streamed, table
 
@@ -64,6 +64,16 @@ def test_lossy_caches_give_what_a_dense_pass_under_their_rule_gives(name, chunk)
     assert_by_hand(found, TEXTS[:1], LOSSY[name])
     assert found.mean_kl > 1e-3 and 0 < found.top1 < 1, "this case must lose something"
     assert found.perplexity == pytest.approx(math.exp(by_hand(TEXTS[0], LOSSY[name])[0].mean()), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_can_be_evaluated_and_the_chunk_does_not_matter(kind):
+    small = {"sliding": {"window": 9}, "quantized": {"group_size": 8, "residual_length": 8}}
+    small |= dict.fromkeys(("heavy_hitter", "random", "first_last"), {"budget": 12})
+    one, other = (evaluate(MODEL, TEXTS[0][:40], {kind: (kind, small.get(kind, {}))}, chunk)[kind] for chunk in (3, 40))
+    torch.testing.assert_close(one.nll, other.nll, rtol=0, atol=1e-12)
+    torch.testing.assert_close(one.kl, other.kl, rtol=0, atol=1e-12)
+    assert (one.kl >= -1e-12).all() and one.nbytes >= one.nbytes_in_use > 0
 
 
 def test_rows_of_a_batch_are_as_alone():
