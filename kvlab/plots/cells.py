@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import data as pictures
 from . import theme
 from .svg import Svg, head, text_width
-from .theme import ALERT, INK, MUTED, PAPER
+from .theme import ALERT, INK, MUTED
 
 
 def heatmap(data: dict, width: float, height: float | None) -> str:
@@ -70,7 +70,7 @@ def slots(data: dict, width: float, height: float | None) -> str:
 
 
 def _slot(svg: Svg, x, y, wide, tall, state, group, words) -> None:
-    fill = theme.GROUPS[group % len(theme.GROUPS)] if state in ("held", "new", "sink") else PAPER
+    fill = theme.slot_fill(state, group)
     edge = {"new": (INK, 2.6), "sink": (INK, 1)}.get(state, (MUTED, 1))
     svg.rect(x, y, wide, tall, fill, *edge[:1], stroke_width=edge[1], dash=(3, 3) if state == "free" else ())
     if state == "sink":

@@ -5,7 +5,7 @@ draw(data) takes a millisecond or two, so a slider can drag it; its aria-label s
 
 from __future__ import annotations
 
-from . import cells, theme
+from . import cells, spans, theme
 from . import data as pictures
 from .scale import scale_for, spread
 from .svg import Svg, head, text_width
@@ -14,17 +14,19 @@ from .theme import ALERT, GRID, INK, MUTED, PAPER
 
 def draw(data: dict, width: float = 720, height: float | None = None) -> str:
     """The picture as SVG; panels become columns of them. Raises ValueError for data it cannot draw (see data.py)."""
-    kind = pictures.check(data)
+    kind, talls = pictures.check(data), pictures.talls
     if kind == "panels":
         columns, sheet = pictures.columns(data), 1000
         shares = [c[0].get("weight", 1) for c in columns]
         html = ""
         for column, share in zip(columns, shares, strict=True):
             wide_ = sheet * share / sum(shares)
-            tall = max(430, 215 * max(map(len, columns))) / len(column)
-            html += f'<div style="flex:{share} 1 0;min-width:0">{"".join(draw(p, wide_, tall) for p in column)}</div>'
+            tall = max(430, 215 * max(sum(talls(c)) for c in columns)) / sum(talls(column))
+            drawn = "".join(draw(p, wide_, tall * t) for p, t in zip(column, talls(column), strict=True))
+            html += f'<div style="flex:{share} 1 0;min-width:0">{drawn}</div>'
         return f'<div style="display:flex;max-width:{sheet * 1.25:g}px;background:{PAPER}">{html}</div>'
-    return {"lines": _lines, "bars": _bars, "heatmap": cells.heatmap, "slots": cells.slots}[kind](data, width, height)
+    own = {"lines": _lines, "bars": _bars, "heatmap": cells.heatmap, "slots": cells.slots, "spans": spans.draw}
+    return own[kind](data, width, height)
 
 
 def _lines(data: dict, width: float, height: float | None) -> str:

@@ -28,9 +28,15 @@ kind "slots"   (cells in rows: a ring, a block table, a pool)
     rows       list of {"label": str, "cells": [{"text": str, "state": a key of STATES, "group": int}]}
     groups     names for group 0, 1, ... (requests, say), shown as a legend
     states     {a key of STATES: what the legend calls it here}, optional
+kind "spans"   (memory over time: steps to the right, slots upwards)
+    steps, lanes   how many steps and slots there are;   x, y: {"label": str}
+    spans      list of {"start": slot, "slots": number, "begin": step, "end": step, "group": int, "name": who holds it,
+               or "" where that need not be written again, "filled": slots with a token at each step of it}
+    at         a step to mark: where the reader's slider stands
 kind "panels"
     panels     columns from the left: each a picture of a kind above, or a list of them, one below the other.
-               The first picture of a column may have a "weight": how wide its column is beside the others (1).
+               The first picture of a column may have a "weight": how wide its column is beside the others (1);
+               each may have "tall": how high it is beside those above and below it (1).
 """
 
 from __future__ import annotations
@@ -42,11 +48,13 @@ from . import theme
 STATES = {
     "free": "free",
     "held": "held",
+    "reserved": "reserved, empty",
     "new": "written in this step",
     "sink": "sink, kept for good",
     "evicted": "forgotten",
 }
 _NEEDS = {"lines": ("x", "y", "series"), "bars": ("y", "parts", "bars"), "heatmap": ("values",), "slots": ("rows",),
+          "spans": ("x", "y", "steps", "lanes", "spans"),
           "panels": ("panels",)}  # fmt: skip
 
 
@@ -65,6 +73,9 @@ def check(data: dict) -> str:
     for b in data.get("bars", ()):
         if b["values"] is not None and len(b["values"]) != len(data["parts"]):
             raise ValueError(f"bar {name(b)!r} has {len(b['values'])} values for {len(data['parts'])} parts")
+    for s in data.get("spans", ()):
+        if len(s["filled"]) != s["end"] - s["begin"]:
+            raise ValueError(f"a span of {s['end'] - s['begin']} steps has {len(s['filled'])} counts in filled")
     widths = {len(row) for row in data.get("values", ())}
     if len(widths) > 1:
         raise ValueError(f"the rows of a heat map differ in length: {sorted(widths)}")
@@ -83,6 +94,11 @@ def states(data: dict) -> dict[str, str]:
 def columns(data: dict) -> list[list[dict]]:
     """The panels as columns of pictures."""
     return [column if isinstance(column, list) else [column] for column in data["panels"]]
+
+
+def talls(column: list[dict]) -> list[float]:
+    """How high the pictures of a column are beside each other."""
+    return [picture.get("tall", 1) for picture in column]
 
 
 def name(item: dict) -> str:
@@ -138,6 +154,12 @@ def describe(data: dict) -> str:
         unit = data.get("unit", "")
         span = f"from {theme.number(min(cells), unit)} to {theme.number(max(cells), unit)}" if cells else "empty"
         parts = [f"{len(data['values'])} by {max(map(len, data['values']), default=0)} cells, {span}"]
+    elif kind == "spans":
+        parts = [f"{data['lanes']} slots over {data['steps']} steps, {len(data['spans'])} pieces"]
+        here = [s for s in data["spans"] if s["begin"] <= data.get("at", -1) < s["end"]]
+        if data.get("at") is not None:
+            with_token = sum(s["filled"][data["at"] - s["begin"]] for s in here)
+            parts.append(f"step {data['at']}: {sum(s['slots'] for s in here)} held, {with_token} with a token")
     else:
         parts = [f"{r['label']}: " + " ".join(_describe_cell(c) for c in r["cells"]) for r in data["rows"]]
     unit = data.get("y", {}).get("unit", "")

@@ -91,7 +91,8 @@ def draw(data: dict, size: tuple[float, float] | None = None) -> Picture:
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
         grid = figure.add_gridspec(1, len(columns), width_ratios=[c[0].get("weight", 1) for c in columns])
         for place, column in zip(grid, columns, strict=True):
-            for cell, panel in zip(place.subgridspec(len(column), 1), column, strict=True):
+            cells = place.subgridspec(len(column), 1, height_ratios=pictures.talls(column))
+            for cell, panel in zip(cells, column, strict=True):
                 ax = figure.add_subplot(cell)
                 _DRAW[panel["kind"]](ax, panel)
                 ax.set_title(panel["title"], pad=30 if len(panel.get("parts", ())) > 1 else 12)

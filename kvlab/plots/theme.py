@@ -81,6 +81,14 @@ def style(variant: str | None, label: str = "") -> Style:
     return VARIANTS[variant]
 
 
+def slot_fill(state: str, group: int) -> str:
+    """The fill of a slot: its group's colour; pale where it is only reserved; paper where nothing lies."""
+    color = GROUPS[group % len(GROUPS)]
+    if state == "reserved":
+        return mix(color, PAPER, 0.68)
+    return color if state in ("held", "new", "sink") else PAPER
+
+
 def rgb(color: str) -> tuple[int, int, int]:
     return tuple(int(color[i : i + 2], 16) for i in (1, 3, 5))
 
