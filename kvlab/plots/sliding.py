@@ -139,7 +139,7 @@ def patterns(models: Sequence[str], layers: int = 24) -> dict:
         name = short(model) + (f": {', '.join(f'{w:,}' for w in limits)}" if limits else "")
         rows.append({"label": name, "cells": cells})
     return {
-        "kind": "slots", "title": f"The first {layers} layers, and how many tokens some of them keep", "rows": rows,
+        "kind": "slots", "title": f"The first {layers} layers and their windows", "rows": rows,
         "groups": ["keeps all", "W: keeps its window (Llama 4: its chunk)"],
     }  # fmt: skip
 
