@@ -148,7 +148,7 @@ class GPT(nn.Module):
         cache: keys and values of earlier tokens come from here, those of `ids` go into it. None: `ids` is all there is.
         pos: (B, T) absolute positions, -1 = padding (its logits mean nothing); default: each row goes on where it is.
         logits_to_keep: n > 0 gives logits for the last n columns alone: prefill needs one of them.
-        If a layer raises, the cache is as it was before the call (or says that it is unusable).
+        If a layer or the head raises, the cache is as it was before the call (or says that it is unusable).
         """
         self.check_ids(ids)
         if not isinstance(logits_to_keep, int) or logits_to_keep < 0:
@@ -165,12 +165,11 @@ class GPT(nn.Module):
         elif pos.shape != ids.shape:
             raise ValueError(f"pos has shape {tuple(pos.shape)}, ids {tuple(ids.shape)}: they must agree")
         pos = pos.to(ids.device)
-        if cache is None:
-            x = self.run(ids, pos, None)
-        else:
-            x = self.run_in_chunks(ids, pos, cache)
-        x = x[:, -logits_to_keep:] if logits_to_keep else x
-        return self.lm_head(self.norm(x))
+
+        def head(x: Tensor) -> Tensor:
+            return self.lm_head(self.norm(x[:, -logits_to_keep:] if logits_to_keep else x))
+
+        return head(self.run(ids, pos, None)) if cache is None else self.run_in_chunks(ids, pos, cache, head)
 
     def run(self, ids: Tensor, pos: Tensor, cache: KVCache | None) -> Tensor:
         """Embedding and layers -> hidden states (B, T, C)."""
@@ -187,8 +186,11 @@ class GPT(nn.Module):
             self._freq[device, exact] = self.rope_freq.to(exact).to(device)
         return self._freq[device, exact]
 
-    def run_in_chunks(self, ids: Tensor, pos: Tensor, cache: KVCache) -> Tensor:
-        """As run(), split where the cache's rule is per token or per group; callers never see it."""
+    def run_in_chunks(self, ids: Tensor, pos: Tensor, cache: KVCache, head=lambda x: x) -> Tensor:
+        """As run(), split where the cache's rule is per token or per group; callers never see it -> head(all states).
+
+        The last step counts once the head is done: memory runs out for its logits as easily as for a layer.
+        """
         cache.check_room(pos)  # all of it fits, or nothing changes
         outs, done, T = [], 0, ids.shape[1]
         while done < T:
@@ -196,12 +198,14 @@ class GPT(nn.Module):
             part = slice(done, done + n)
             try:
                 outs.append(self.run(ids[:, part], pos[:, part], cache))
+                if done + n == T:
+                    out = head(outs[0] if len(outs) == 1 else torch.cat(outs, 1))
             except BaseException:
                 cache.abort(earlier_chunks=done > 0)
                 raise
             cache.advance(pos[:, part])
             done += n
-        return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
+        return out
 
     def check_ids(self, ids: Tensor) -> None:
         if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.dtype not in (torch.int64, torch.int32):

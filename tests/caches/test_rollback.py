@@ -85,6 +85,29 @@ def test_as_before_the_call(setup, held, T):
 
 
 @every_setup
+@pytest.mark.parametrize("module", [MODEL.norm, MODEL.lm_head], ids=["norm", "lm_head"])
+def test_behind_the_last_layer(setup, module):
+    """The logits are often the largest tensor of a call: the one that memory runs out for."""
+    kind, options = setup
+    cache, text, forward = make_cache(kind, MODEL, 1, 30, **options), ids_for(24, [4])[0], module.forward
+    feed(MODEL, cache, [text[:2]], [[2]])
+    before = books(cache)
+
+    def raising(x):
+        raise MemoryError("out of memory")
+
+    module.forward = raising
+    try:
+        with pytest.raises(MemoryError):
+            call(MODEL, cache, [text[2:3]], [2])
+    finally:
+        del module.forward
+    assert books(cache) == before
+    got = torch.cat([call(MODEL, cache, [[token]], [2 + i])[0] for i, token in enumerate(text[2:])])
+    assert_logits(got, dense_logits(MODEL, text, rule_of(kind, options))[2:])
+
+
+@every_setup
 def test_in_a_later_chunk_of_the_call(setup):
     """Where the model has to split a call, its first chunks are stored; then the cache must refuse to go on."""
     kind, options = setup
