@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from kvlab.exercise_kinds import CacheClass, Function, Number
 from kvlab.exercise_memory import MEMORY_EXERCISES
+from kvlab.exercise_paged import PAGED_EXERCISES
 from kvlab.exercise_quantized import QUANTIZED_EXERCISES
 from kvlab.exercise_sliding import SLIDING_EXERCISES
 from kvlab.exercise_watch import WATCH_EXERCISES
@@ -204,4 +205,5 @@ EXERCISES: dict[str, Number | Function | CacheClass] = {
     **WATCH_EXERCISES,
     **QUANTIZED_EXERCISES,
     **SLIDING_EXERCISES,
+    **PAGED_EXERCISES,
 }

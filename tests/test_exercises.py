@@ -81,6 +81,9 @@ RIGHT = {
     "02.4": lambda s, full, sliding, window: s * full + min(s, window) * sliding,
     "04.1": lambda free, texts, prompt, each: max(0, free // (texts * each) - (prompt - 1)),
     "04.2": Ring,
+    "07.1": 181,  # block 11, place 5
+    "07.2": lambda tokens, new, size: math.ceil((tokens + new) / size) - math.ceil(tokens / size),
+    "07.3": lambda prompt, common, size: min(common // size, (prompt - 1) // size) * size,
     "04.3": 35,  # 30 * 34 = 1,020 is the first to pass 1,000
 }
 
