@@ -52,13 +52,18 @@ def attention_by_rank(model, ids: list[int], after: int = 0, chunk: int = 64) ->
     return found / found.sum(-1, keepdim=True)
 
 
-def share_budget(by_rank: Tensor, budget: int, floor: float = 0.5, owners=None) -> list[list[int]]:
+def share_budget(
+    by_rank: Tensor, budget: int, floor: float = 0.5, across: str = "heads", owners=None
+) -> list[list[int]]:
     """A table of budgets (layers, n_kv) for make_cache, whose sum is that of `budget` everywhere.
 
-    by_rank: (layers, n_kv, N), as attention_by_rank() gives it, N at least budget. Each head gets floor * budget
-    tokens, rounded down and at least one; the rest goes, one by one, to the head whose next rank draws most attention:
-    the pooled top-k of Ada-KV (arXiv 2407.11550), over all layers at once, so that it finds PyramidKV's shape
-    (arXiv 2406.02069) where a model has it. owners: the model's kv_owner; a layer that follows another takes no share.
+    by_rank: (layers, n_kv, N), as attention_by_rank() gives it, N at least budget.
+    floor:   each head gets floor * budget tokens, rounded down and at least one. The rest goes, one by one, to the head
+             whose next rank draws most attention: a pooled top-k.
+    across:  "heads": the heads of a layer share what is the layer's, each layer having the same (Ada-KV, arXiv
+             2407.11550); "layers": all heads of all layers share (then layers differ too, as in PyramidKV, arXiv
+             2406.02069, where a schedule says how).
+    owners:  the model's kv_owner; a layer that follows another takes no share.
     """
     check_int("budget", budget)
     layers, n_kv, N = by_rank.shape
@@ -66,11 +71,15 @@ def share_budget(by_rank: Tensor, budget: int, floor: float = 0.5, owners=None) 
         raise ValueError(f"by_rank has {N} ranks: measure on a text of at least budget={budget} tokens")
     if not 0 <= floor <= 1:
         raise ValueError(f"floor={floor} must be a share of the budget from 0 to 1")
+    if across not in ("heads", "layers"):
+        raise ValueError(f"across={across!r} must be 'heads' (of each layer) or 'layers'")
     owners = list(owners or range(layers))
     own = sorted(set(owners))
     least = max(1, int(floor * budget))
-    pool = by_rank[own, :, least:].permute(2, 0, 1).flatten()  # by rank first: of equal ones the lower rank
-    best = pool.argsort(descending=True, stable=True)[: (budget - least) * len(own) * n_kv]
-    extra = torch.bincount(best % (len(own) * n_kv), minlength=len(own) * n_kv).view(len(own), n_kv)
-    table = (extra + least).tolist()
+    pools = by_rank[own][:, :, least:]  # (layers, n_kv, ranks left)
+    pools = pools[None] if across == "layers" else pools[:, None]  # (pools, layers in it, n_kv, ranks left)
+    heads = pools.shape[1] * n_kv
+    by_weight = pools.permute(0, 3, 1, 2).flatten(1).argsort(dim=1, descending=True, stable=True)  # ties: lower rank
+    best = by_weight[:, : (budget - least) * heads] % heads
+    table = torch.stack([torch.bincount(x, minlength=heads) + least for x in best]).view(len(own), n_kv).tolist()
     return [table[own.index(owner)] for owner in owners]

@@ -52,11 +52,13 @@ def test_a_layer_that_follows_another_repeats_its_owner():
     make_cache("heavy_hitter", model, budget=table)
 
 
+@pytest.mark.parametrize("across", ["heads", "layers"])
 @pytest.mark.parametrize("floor", [0, 0.3, 0.5, 1, 1.0])
 @pytest.mark.parametrize("budget", [1, 2, 7, 24])
-def test_the_total_is_that_of_the_same_budget_everywhere(budget, floor):
-    table = share_budget(attention_by_rank(MODEL, TEXT), budget, floor)
+def test_the_total_is_that_of_the_same_budget_everywhere(budget, floor, across):
+    table = share_budget(attention_by_rank(MODEL, TEXT), budget, floor, across)
     assert sum(map(sum, table)) == budget * 4 and len(table) == len(table[0]) == 2
+    assert across == "layers" or [sum(row) for row in table] == [2 * budget] * 2
     assert min(map(min, table)) >= max(1, int(floor * budget))
     uniform, shared = (make_cache("heavy_hitter", MODEL, 1, 99, budget=b) for b in (budget, table))
     with torch.no_grad():
@@ -70,10 +72,12 @@ def test_heads_that_look_everywhere_get_what_the_others_do_not_need():
     narrow = [0.9, 0.1, 0, 0, 0, 0, 0, 0]
     wide = [0.2, 0.15, 0.15, 0.15, 0.15, 0.1, 0.06, 0.04]
     by_rank = torch.tensor([[narrow, wide], [narrow, narrow]], dtype=torch.float64)
-    assert share_budget(by_rank, 3, floor=0.4) == [[2, 6], [2, 2]]
+    assert share_budget(by_rank, 4, floor=0.5) == [[2, 6], [4, 4]]
+    assert share_budget(by_rank, 3, floor=0.7, across="layers") == [[2, 6], [2, 2]]
     assert share_budget(by_rank, 3, floor=1.0) == [[3, 3], [3, 3]]
     alike = torch.full((2, 2, 8), 1 / 8, dtype=torch.float64)
-    assert share_budget(alike, 5, floor=0) == [[5, 5], [5, 5]]  # of equal ones the lower rank: nobody is favoured
+    for across in ("heads", "layers"):  # of equal ones the lower rank: nobody is favoured
+        assert share_budget(alike, 5, floor=0, across=across) == [[5, 5], [5, 5]]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,7 @@ def test_heads_that_look_everywhere_get_what_the_others_do_not_need():
         (lambda x: share_budget(x, 0), "budget=0 must be at least 1"),
         (lambda x: share_budget(x, 9), "by_rank has 8 ranks: measure on a text of at least budget=9 tokens"),
         (lambda x: share_budget(x, 4, 1.5), "floor=1.5 must be a share of the budget"),
+        (lambda x: share_budget(x, 4, across="all"), "across='all' must be 'heads' .* or 'layers'"),
         (lambda x: attention_by_rank(MODEL, TEXT, after=24), "after=24 leaves none of 24 tokens"),
         (lambda x: attention_by_rank(MODEL, TEXT, chunk=0), "chunk=0 must be at least 1"),
     ],
