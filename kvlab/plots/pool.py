@@ -103,7 +103,7 @@ def colors(trace: Trace) -> dict:
 
 
 def cells(trace: Trace, step: int, cell: int = CELL) -> list[dict]:
-    """The memory at one step, `cell` slots a cell: who holds it, and whether all of its slots have a token.
+    """The memory at one step, `cell` slots a cell: who holds it, and whether it was written or is full.
 
     Pieces must be whole cells.
     """
@@ -114,7 +114,12 @@ def cells(trace: Trace, step: int, cell: int = CELL) -> list[dict]:
             kind = "new" if here > old else "held" if here == cell else "reserved"
             n = len(piece.holders)
             name = f"×{n}" if n > 1 else str(piece.holders[0]).removeprefix("r")
-            found[first // cell] = {"text": name, "state": kind, "group": groups[owner(piece.holders)]}
+            found[first // cell] = {
+                "text": name,
+                "state": kind,
+                "group": groups[owner(piece.holders)],
+                "full": here == cell,
+            }
     return found
 
 
