@@ -37,6 +37,7 @@ _MODULES = (
     "serving",
     "workloads",
     "sharing",
+    "budgets",
     "mla",
     "attention",
     "model",

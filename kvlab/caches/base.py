@@ -42,7 +42,7 @@ class KVCache(StepHooks):
         copied: stored bytes moved or gathered, beyond writing the new tokens. Per layer and step, with `one` the
                 bytes of one token's key and value, S tokens held before and B rows:
                 growing B*S*one; full 0; sliding 0 for one token, B*min(S, W + sinks)*one for a chunk;
-                quantized and paged: see their files.
+                the others: see their files.
         read:   stored bytes that the step's attention must read: what the cache holds of each row, new tokens included.
                 Layers that follow another (kv_owner) read its view again; the cache does not hear of it.
     dtype and device come from the first append.

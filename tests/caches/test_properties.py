@@ -129,6 +129,7 @@ def test_a_row_that_went_wrong_does_not_poison_its_neighbours(kind):
         from kvlab.caches import make_cache
 
         options = {"sliding": {"window": 4}, "quantized": {"group_size": 2, "residual_length": 2}}
+        options |= {"heavy_hitter": {"budget": 4}, "random": {"budget": 4}, "first_last": {"budget": 4, "first": 1}}
         options = {**options, "paged": {"block_size": 4, "num_blocks": 4}}.get(kind, {})
         bad, good = [1, 7, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13], [1, 2, 3]
         cache = make_cache(kind, model, 2, 20, **options)
