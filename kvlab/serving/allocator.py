@@ -160,6 +160,7 @@ class PagedAllocator(Allocator):
 
     def trim(self, request: Request) -> None:
         row, bs = self.rows[request], self.pool.block_size
+        row.length = request.num_computed_tokens  # the forward pass may have moved it on before the step failed
         blocks = -(-row.length // bs)
         self._note(request, row.table[blocks:], [])
         row.keep(blocks)

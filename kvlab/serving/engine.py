@@ -107,17 +107,25 @@ class Engine:
         return new
 
     def _compute(self, requests: list[Request], n: int) -> list[tuple[Request, int]]:
-        """The next n tokens of these requests in one forward pass -> the new tokens it gives."""
+        """The next n tokens of these requests in one forward pass -> the new tokens it gives.
+
+        Nothing counts before the tokens are chosen: who was interrupted until then is planned again.
+        """
         times = [perf_counter()]
         logits = self._forward(requests, n)  # (B, vocab)
         times.append(perf_counter())
-        ready = [(r, row) for row, request in enumerate(requests) for r in self.scheduler.computed(request)]
+        ready = [(r, row) for row, request in enumerate(requests) for r in self.scheduler.ready(request)]
         times.append(perf_counter())
-        tokens = self.choose([r for r, _ in ready], logits[[row for _, row in ready]]) if ready else []
+        chosen = self.choose([r for r, _ in ready], logits[[row for _, row in ready]]) if ready else []
         times.append(perf_counter())
-        new = [(r, token) for (r, _), token in zip(ready, tokens) if not r.finished]
-        for r, token in new:
-            self.scheduler.append(r, token)
+        new, tokens = [], iter(chosen)
+        for request in requests:
+            for r in self.scheduler.computed(request):
+                if isinstance(token := next(tokens), Exception):
+                    self.scheduler.finish(r, Status.FAILED, f"sampling raised {type(token).__name__}: {token}")
+                else:
+                    self.scheduler.append(r, token)
+                    new.append((r, token))
         times.append(perf_counter())
         for name, start, end in zip(("model", "schedule", "sample", "schedule"), times, times[1:]):
             self.seconds[name] += end - start
@@ -133,15 +141,14 @@ class Engine:
         self.bytes_read += cache.bytes_read
         return logits[:, -1]
 
-    def choose(self, requests: list[Request], logits: Tensor) -> list[int | None]:
-        """A token for each request from its row of logits (B, vocab). One whose sampling raises has failed, alone."""
-        tokens: list[int | None] = logits.argmax(-1).tolist()
+    def choose(self, requests: list[Request], logits: Tensor) -> list[int | Exception]:
+        """A token for each request from its row of logits (B, vocab), or what its sampling raised."""
+        tokens: list[int | Exception] = logits.argmax(-1).tolist()
         for i, request in enumerate(requests):
             if request.sampler.temperature == 0:
                 continue
             try:
                 tokens[i] = request.sampler(logits[i : i + 1], [request.index])[0]
             except Exception as error:
-                said = f"sampling raised {type(error).__name__}: {error}"
-                self.scheduler.finish(request, Status.FAILED, said)
+                tokens[i] = error
         return tokens

@@ -210,23 +210,27 @@ class Scheduler:
             self._todo[request] = n
             budget -= n
 
+    def ready(self, request: Request) -> list[Request]:
+        """Who may be given a token from the logits after the last of the tokens planned for this request: nobody in the
+        middle of a prompt; itself; and the samples that computed() forks from it. Changes nothing."""
+        if request.num_computed_tokens + self._todo[request] < request.num_tokens:
+            return []
+        return [request, *request.to_fork]
+
     def computed(self, request: Request) -> list[Request]:
-        """The tokens planned for this request are in its slots now -> those who may be given a token from the logits
-        after its last one: nobody in the middle of a prompt; itself; and the samples that are forked from it here."""
-        n = self._todo.pop(request)
+        """The tokens planned for this request are in its slots now -> those who are ready(): append() gives them
+        theirs."""
+        ready, n = self.ready(request), self._todo.pop(request)
         request.num_computed_tokens += n
         self.allocator.wrote(request)
-        ready = request.num_computed_tokens == request.num_tokens
-        self.trace.run(request, n, int(ready))
-        if not ready:
-            return []
-        samples, request.to_fork = request.to_fork, []
-        for sample in samples:
+        self.trace.run(request, n, min(1, len(ready)))
+        for sample in ready[1:]:
+            request.to_fork.remove(sample)
             self.allocator.fork(request, sample)
             sample.status, sample.num_computed_tokens = Status.RUNNING, request.num_computed_tokens
             self.trace.fork(request, sample)
             insort(self.running, sample, key=age)
-        return [request, *samples]
+        return ready
 
     def append(self, request: Request, token: int) -> None:
         """Its next token. Callbacks and ends follow in end_step()."""

@@ -89,7 +89,7 @@ def test_as_before_the_call(setup, held, T):
 def test_behind_the_last_layer(setup, module):
     """The logits are often the largest tensor of a call: the one that memory runs out for."""
     kind, options = setup
-    cache, text, forward = make_cache(kind, MODEL, 1, 30, **options), ids_for(24, [4])[0], module.forward
+    cache, text = make_cache(kind, MODEL, 1, 30, **options), ids_for(24, [4])[0]
     feed(MODEL, cache, [text[:2]], [[2]])
     before = books(cache)
 

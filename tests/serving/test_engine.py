@@ -248,6 +248,40 @@ def test_a_model_that_raises_once_costs_a_step_and_nothing_else(at, layer, monke
             check_alone(MODEL, s, logits[s])
 
 
+@pytest.mark.parametrize("where", ["head", "choice"])
+@pytest.mark.parametrize("at", [0, 1, 2, 5])
+def test_an_interrupt_behind_the_layers_costs_a_step_and_nothing_else(at, where, monkeypatch):
+    """Memory that runs out for the logits; Ctrl-C before a token is chosen, when the rows have moved on already."""
+    e = engine(10, 4, max_num_batched_tokens=7)
+    logits, watch = record_logits(e), Watch(e.scheduler)
+    rs = [e.add(p, 5, n=1 + i % 2, stop_ids=[]) for i, p in enumerate(ids_for(13, [9, 4, 6]))]
+    target, name = (MODEL.lm_head, "forward") if where == "head" else (e, "choose")
+    f, calls = getattr(target, name), []
+
+    def failing(*args):
+        calls.append(1)
+        if len(calls) == at + 1:
+            raise KeyboardInterrupt
+        return f(*args)
+
+    monkeypatch.setattr(target, name, failing)
+    failed = 0
+    for _ in range(60):
+        try:
+            e.run()
+        except KeyboardInterrupt:
+            failed += 1
+        check_books(e.scheduler)
+        if not e.unfinished:
+            break
+    assert failed == 1
+    check_empty(e.scheduler)
+    watch.check()
+    for r in rs:
+        for s in r.samples:
+            check_alone(MODEL, s, logits[s])
+
+
 def test_a_request_that_went_wrong_does_not_poison_the_others():
     """Token 7 has an embedding of NaN. Who draws from such logits fails alone, and its blocks serve others again."""
     model = toy(seed=9)

@@ -9,7 +9,7 @@ from kvlab.caches.row import Row
 from kvlab.generation import Sampler
 from kvlab.serving import Engine, PagedAllocator, Scheduler
 
-preempt, computed, release, finish = Scheduler._preempt, Scheduler.computed, PagedAllocator.release, Scheduler.finish
+preempt, ready, release, finish = Scheduler._preempt, Scheduler.ready, PagedAllocator.release, Scheduler.finish
 adopt, deliver = Row.adopt, Scheduler._deliver_one
 
 
@@ -44,7 +44,7 @@ def keeps_its_blocks(self, request):
 
 
 def gives_a_token_in_the_middle_of_a_prompt(self, request):
-    return computed(self, request) or [request]
+    return ready(self, request) or [request]
 
 
 def whole_text(self, ids, find=BlockPool.find):
@@ -106,7 +106,7 @@ BUGS = {
     "a preempted request recomputes only its prompt": (Scheduler, "_preempt", recomputes_the_prompt_alone),
     "a preempted request goes to the end of the queue": (Scheduler, "_preempt", loses_its_place),
     "blocks leak": (PagedAllocator, "release", keeps_its_blocks),
-    "a token in the middle of a prompt": (Scheduler, "computed", gives_a_token_in_the_middle_of_a_prompt),
+    "a token in the middle of a prompt": (Scheduler, "ready", gives_a_token_in_the_middle_of_a_prompt),
     "a full prefix hit": (BlockPool, "find", whole_text),
     "registered before it is full": (Row, "commit", registered_before_it_is_full),
     "prefix hash without its parent": (BlockPool, "chain", staticmethod(without_its_parent)),
