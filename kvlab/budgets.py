@@ -16,37 +16,40 @@ from kvlab.config import check_int
 class AttentionRecorder(FullCache):
     """A full cache that notes how the attention of its queries spreads over keys; it changes nothing.
 
-    by_rank[layer]: (n_kv, max_length) float64. Entry j is the share of attention that goes to the j-th heaviest key of
-    a query, averaged over the queries at position `after` and later, and over the heads (and layers) that share a key.
+    by_rank[layer]: (n_kv, max_length) float64. Each chunk's queries, from position `after` on, add what they give to
+    their heaviest key, the second, and so on: keys are weighed for the chunk as a whole, since an evicting cache keeps
+    one set of them for all the queries to come. Summed over the heads (and layers) that share a key.
     """
 
     wants_weights = True
 
     def __init__(self, max_length: int, after: int = 0):
         super().__init__(1, max_length)
-        self.after, self.by_rank, self.queries = after, {}, {}
+        self.after, self.by_rank = after, {}
 
     def observe(self, layer: int, weights: Tensor) -> None:
         late = weights[0][:, self._step.pos[0] >= self.after].double().cpu()  # (n_kv, queries, S)
-        ranked = late.sort(-1, descending=True).values.sum(1)
+        ranked = late.sum(1).sort(-1, descending=True).values
         if layer not in self.by_rank:
             self.by_rank[layer] = ranked.new_zeros(len(ranked), self.max_length)
         self.by_rank[layer][:, : ranked.shape[1]] += ranked
 
 
-def attention_by_rank(model, ids: list[int], after: int = 0, chunk: int = 64) -> Tensor:
-    """The share of attention that a query's heaviest key draws, its second, and so on -> (layers, n_kv, N) float64.
+def attention_by_rank(model, ids: list[int], after: int = 0, block: int = 64) -> Tensor:
+    """The share of attention that a head's heaviest key draws, its second, and so on -> (layers, n_kv, N) float64.
 
-    ids: N tokens of one text. after: only queries at this position and later count. The N shares of a head sum to 1; a
-    layer that uses another's keys (kv_owner) repeats its owner's.
+    ids: N tokens of one text. after: only queries at this position and later count. block: so many queries in a row are
+    weighed together, as one set of keys has to serve them; 1 lets every query choose for itself. The N shares of a head
+    sum to 1; a layer that uses another's keys (kv_owner) repeats its owner's.
     """
     check_int("after", after, 0)
+    check_int("block", block)
     if after >= len(ids):
         raise ValueError(f"after={after} leaves none of {len(ids)} tokens to measure")
     recorder = AttentionRecorder(len(ids), after)
     with torch.no_grad():
-        for start in range(0, len(ids), check_int("chunk", chunk) or chunk):
-            part = torch.tensor([ids[start : start + chunk]], device=model.device)
+        for start in range(0, len(ids), block):
+            part = torch.tensor([ids[start : start + block]], device=model.device)
             model(part, recorder, logits_to_keep=1)
     found = torch.stack([recorder.by_rank[owner] for owner in model.config.kv_owner])
     return found / found.sum(-1, keepdim=True)

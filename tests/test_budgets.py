@@ -11,8 +11,8 @@ MODEL = toy(seed=6)
 TEXT = ids_for(0, [24])[0]
 
 
-def ranked_by_hand(model, ids, after):
-    """The same from the attention weights of one pass, query by query."""
+def ranked_by_hand(model, ids, after, block):
+    """The same from the attention weights of one pass, block by block."""
     seen = {}
 
     def attend(q, view, mask, want_weights=False, right=torch.softmax):
@@ -29,16 +29,18 @@ def ranked_by_hand(model, ids, after):
     for layer, weights in seen.items():
         grouped = weights.view(c.num_key_value_heads, -1, len(ids), len(ids)).sum(1)
         for head in range(c.num_key_value_heads):
-            for p in range(after, len(ids)):
-                found[layer, head] += torch.tensor(sorted(grouped[head, p].tolist(), reverse=True), dtype=torch.float64)
+            for start in range(0, len(ids), block):
+                queries = range(max(after, start), min(start + block, len(ids)))
+                drawn = sum((grouped[head, p] for p in queries), torch.zeros(len(ids)))
+                found[layer, head] += torch.tensor(sorted(drawn.tolist(), reverse=True), dtype=torch.float64)
     return found / found.sum(-1, keepdim=True)
 
 
 @pytest.mark.parametrize("after", [0, 10])
-@pytest.mark.parametrize("chunk", [5, 64])
-def test_the_shares_are_those_of_the_attention_weights(after, chunk):
-    got = attention_by_rank(MODEL, TEXT, after, chunk)
-    torch.testing.assert_close(got, ranked_by_hand(MODEL, TEXT, after), rtol=0, atol=1e-12)
+@pytest.mark.parametrize("block", [1, 5, 64])
+def test_the_shares_are_those_of_the_attention_weights(after, block):
+    got = attention_by_rank(MODEL, TEXT, after, block)
+    torch.testing.assert_close(got, ranked_by_hand(MODEL, TEXT, after, block), rtol=0, atol=1e-12)
     assert got.sum(-1).allclose(torch.ones(2, 2, dtype=torch.float64))
     assert (got.diff(dim=-1) <= 1e-15).all()
 
@@ -88,7 +90,7 @@ def test_heads_that_look_everywhere_get_what_the_others_do_not_need():
         (lambda x: share_budget(x, 4, 1.5), "floor=1.5 must be a share of the budget"),
         (lambda x: share_budget(x, 4, across="all"), "across='all' must be 'heads' .* or 'layers'"),
         (lambda x: attention_by_rank(MODEL, TEXT, after=24), "after=24 leaves none of 24 tokens"),
-        (lambda x: attention_by_rank(MODEL, TEXT, chunk=0), "chunk=0 must be at least 1"),
+        (lambda x: attention_by_rank(MODEL, TEXT, block=0), "block=0 must be at least 1"),
     ],
 )
 def test_refusals(call, message):
