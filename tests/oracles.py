@@ -50,7 +50,7 @@ def ids_for(seed: int, lengths: list[int], vocab: int = 50) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a cache promises. window and sinks: the last and the first keys that a query sees. Then rounding, sharing."""
+    """What a cache promises. window, sinks: the last and the first keys that a query sees. Then rounding, sharing."""
 
     window: int | None = None
     sinks: int = 0
