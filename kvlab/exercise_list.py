@@ -5,6 +5,7 @@ A known mistake is written as the value, or the function, that it leads to, besi
 
 from __future__ import annotations
 
+from kvlab.exercise_fewer import FEWER_EXERCISES
 from kvlab.exercise_kinds import CacheClass, Function, Number
 from kvlab.exercise_memory import MEMORY_EXERCISES
 from kvlab.exercise_paged import PAGED_EXERCISES
@@ -205,5 +206,6 @@ EXERCISES: dict[str, Number | Function | CacheClass] = {
     **WATCH_EXERCISES,
     **QUANTIZED_EXERCISES,
     **SLIDING_EXERCISES,
+    **FEWER_EXERCISES,
     **PAGED_EXERCISES,
 }

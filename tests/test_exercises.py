@@ -81,6 +81,9 @@ RIGHT = {
     "02.4": lambda s, full, sliding, window: s * full + min(s, window) * sliding,
     "04.1": lambda free, texts, prompt, each: max(0, free // (texts * each) - (prompt - 1)),
     "04.2": Ring,
+    "06.1": 15534,  # 2**30 bytes, 60 * 576 * 2 a token
+    "06.2": lambda s, p, newest, safe: min((s[i], p[i], i) for i in range(len(p)) if newest - p[i] >= safe)[2],
+    "06.3": lambda owners, heads, dim, size: sum(i == o for i, o in enumerate(owners)) * heads * 2 * dim * size,
     "07.1": 181,  # block 11, place 5
     "07.2": lambda tokens, new, size: math.ceil((tokens + new) / size) - math.ceil(tokens / size),
     "07.3": lambda prompt, common, size: min(common // size, (prompt - 1) // size) * size,
