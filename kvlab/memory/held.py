@@ -23,7 +23,8 @@ def held_bytes(arch: Architecture, cache: str, lengths: list[int], dtype: Format
     """Bytes held by make_cache(cache, model, batch, max_length, **options) after `lengths` tokens in its rows.
 
     dtype: the model's own, which keys and values arrive in. max_length: default the longest row.
-    Raises ConfigError for a kind or an option that make_cache does not have.
+    Raises ConfigError for a kind or an option that make_cache does not have, and for a value that it refuses where the
+    bytes would make no sense.
     """
     if cache not in _KINDS:
         raise ConfigError(f"cache kind {cache!r} is not known; kinds are {', '.join(_KINDS)}")
@@ -42,10 +43,24 @@ def held_bytes(arch: Architecture, cache: str, lengths: list[int], dtype: Format
     known = [n for n in inspect.signature(form).parameters if n not in ("arch", "lengths", "size", "room")]
     if unknown := [n for n in options if n not in known]:
         raise ConfigError(f"a {cache} cache has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    for name, value in options.items():
+        _check_value(name, value)
     room = max(lengths) if max_length is None else check_whole("max_length", max_length)
     if room < max(lengths) and cache not in ("sliding", *_EVICTING):
         raise ConfigError(f"seq_len={max(lengths)} does not fit max_length={room}")
     return form(arch, lengths, dtype.block_bytes, room, **options)
+
+
+_LEAST = {"window": 1, "sinks": 0, "group_size": 1, "residual_length": 0, "block_size": 1, "num_blocks": 1}
+_BITS = (8, 4, 2, 16, "fp8", "fp8_e4m3", "fp8_e5m2")
+_CHOICES = {"sinks_at": ("text", "cache"), "key_axis": ("channel", "token"), "k_bits": _BITS, "v_bits": _BITS}
+
+
+def _check_value(name: str, value) -> None:
+    if name in _LEAST and value is not None:
+        check_whole(name, value, _LEAST[name])
+    if name in _CHOICES and (isinstance(value, float) or value not in _CHOICES[name]):
+        raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(str, _CHOICES[name]))}")
 
 
 def _token(arch: Architecture) -> int:
@@ -90,7 +105,8 @@ def _offloaded(arch, lengths, size, room, device="cpu"):
 
 
 def _sliding(arch, lengths, size, room, window=None, sinks=0, sinks_at="text"):
-    window = window or arch.config.get("sliding_window") or 256
+    if window is None:  # the model's own, where it has layers that use one
+        window = next((w for w in (getattr(x, "window", None) for x in arch.layers) if w), 256)
     if sinks_at == "cache" and sinks and any(isinstance(x, Latent) for x in arch.layers):
         raise ConfigError("sinks_at='cache' turns stored keys, and a latent is not one: use sinks_at='text'")
     originals = sum(heads * key for heads, key, _ in map(_stored, arch.layers)) * sinks if sinks_at == "cache" else 0
@@ -113,6 +129,10 @@ def _codes(bits, axis, group, tokens, head_dim, size):
         return tokens * head_dim * size
     if not isinstance(bits, int):  # fp8: no scales
         return tokens * head_dim
+    if head_dim * bits % 8 or (axis == "token" and head_dim % min(group, head_dim)):
+        raise ConfigError(
+            f"head_dim={head_dim} cannot be cut into groups of {group}, or whole bytes, of {bits}-bit codes"
+        )
     groups = tokens // group * head_dim if axis == "channel" else tokens * (head_dim // min(group, head_dim))
     return tokens * head_dim * bits // 8 + 4 * groups
 
@@ -126,9 +146,18 @@ def _paged(arch, lengths, size, room, block_size=16, num_blocks=None):
 def _evicting(arch, lengths, size, room, budget, scores=0):
     """Slots of every head, each with a key, a value, an int32 position and, where kept, a score."""
     stored = [_stored(layer) for layer in arch.layers]
+    if isinstance(budget, int):
+        check_whole("budget", budget)
     table = [[budget] * heads for heads, _, _ in stored] if isinstance(budget, int) else budget
-    if len(table) != len(stored) or any(heads not in (0, len(row)) for (heads, _, _), row in zip(stored, table)):
+    if (
+        not hasattr(table, "__len__")
+        or not all(hasattr(row, "__len__") for row in table)
+        or len(table) != len(stored)
+        or any(heads not in (0, len(row)) for (heads, _, _), row in zip(stored, table))
+    ):
         raise ConfigError(f"budget={budget!r} must be an int, or a table with an entry for each head of each layer")
+    for n in (n for row in table for n in row):
+        check_whole("budget", n)
     if max(lengths) > room < max(map(max, table)):
         raise ConfigError(f"seq_len={max(lengths)} does not fit max_length={room}")
     return len(lengths) * sum(

@@ -9,6 +9,8 @@ import torch
 from kvlab.caches import KINDS, make_cache
 from kvlab.config import ModelConfig
 from kvlab.memory import ConfigError, estimate
+from kvlab.memory.architecture import model_config
+from kvlab.model import GPT
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 MODELS = 200
@@ -161,6 +163,50 @@ def test_refusals(change, words):
     config, *_ = draw(1)
     with pytest.raises(ConfigError, match=words):
         estimate(config, 1, 8, **change)
+
+
+WRONG = [
+    ("sliding", {"window": 0}),
+    ("sliding", {"window": -5}),
+    ("sliding", {"sinks": -3}),
+    ("sliding", {"sinks_at": "here"}),
+    ("quantized", {"k_bits": 3}),
+    ("quantized", {"v_bits": 8.0}),
+    ("quantized", {"key_axis": "row"}),
+    ("quantized", {"group_size": 0}),
+    ("quantized", {"group_size": 5}),
+    ("quantized", {"residual_length": -1}),
+    ("paged", {"block_size": 0}),
+    ("paged", {"block_size": "16"}),
+    ("paged", {"num_blocks": 0}),
+    ("heavy_hitter", {"budget": 0}),
+    ("heavy_hitter", {"budget": 2.5}),
+    ("heavy_hitter", {"budget": "many"}),
+    ("random", {"budget": -1}),
+    ("random", {"budget": [[1, 1], [1, 0]]}),
+    ("first_last", {"budget": [3, 3], "first": 0}),
+    ("shared", {"every": 0}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), WRONG, ids=str)
+def test_what_make_cache_refuses_has_no_bytes(kind, options):
+    config = ModelConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    with pytest.raises((ValueError, TypeError)):
+        make_cache(kind, GPT(config), 1, 8, **options)
+    with pytest.raises(ConfigError, match=next(iter(options)) if options != {"group_size": 5} else "groups of 5"):
+        estimate(config, 1, 8, cache=kind, **options)
+
+
+def test_a_window_that_is_switched_off_is_no_default():
+    """Qwen2.5 states a sliding_window and does not use it."""
+    raw = {"model_type": "qwen2", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    raw |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 40, "use_sliding_window": False}
+    for use, slots in ((False, 256), (True, 40)):
+        config = {**raw, "use_sliding_window": use, "max_window_layers": 0}
+        cache = make_cache("sliding", GPT(model_config(config)), 1, 8)
+        assert cache.slots == slots
+        assert estimate(config, 1, 8, cache="sliding").held_bytes == slots * estimate(config, 1, 1).kv_bytes_per_token
 
 
 def test_models_that_kvlab_caches_cannot_hold():
