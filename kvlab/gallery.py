@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 from .config import ModelConfig
-from .plots import figures, memory_page
+from .plots import figures, memory_page, pool_page
 from .plots.explorers import CostExplorer
 from .plots.growth import flop_lines
 from .plots.memory import MemoryExplorer
+from .plots.pool import PoolExplorer
 from .plots.ring import RingExplorer
 
 FOLDER = Path(__file__).resolve().parent.parent / "figures"
@@ -35,8 +36,9 @@ PICTURES = {
     "flops": lambda: _flops("total", "FLOPs to write a text with SmolLM2-135M"),
     "attention": lambda: _flops("attention", "Attention's share of the FLOPs, SmolLM2-135M"),
     "ring": lambda: RingExplorer().snapshot(token=17).data,
+    "pool": lambda: PoolExplorer().snapshot().data,
 }
-PAGES = {"memory_explorer": memory_page.page}
+PAGES = {"memory_explorer": memory_page.page, "pool_explorer": pool_page.page}
 
 
 def draw(name: str, folder: Path = FOLDER) -> list[Path]:

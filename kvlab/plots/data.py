@@ -156,10 +156,10 @@ def describe(data: dict) -> str:
         parts = [f"{len(data['values'])} by {max(map(len, data['values']), default=0)} cells, {span}"]
     elif kind == "spans":
         parts = [f"{data['lanes']} slots over {data['steps']} steps, {len(data['spans'])} pieces"]
-        here = [s for s in data["spans"] if s["begin"] <= data.get("at", -1) < s["end"]]
-        if data.get("at") is not None:
-            with_token = sum(s["filled"][data["at"] - s["begin"]] for s in here)
-            parts.append(f"step {data['at']}: {sum(s['slots'] for s in here)} held, {with_token} with a token")
+        if (at := data.get("at")) is not None:
+            here = [s for s in data["spans"] if s["begin"] <= at < s["end"]]
+            with_token = sum(s["filled"][at - s["begin"]] for s in here)
+            parts.append(f"step {at}: {sum(s['slots'] for s in here)} held, {with_token} with a token")
     else:
         parts = [f"{r['label']}: " + " ".join(_describe_cell(c) for c in r["cells"]) for r in data["rows"]]
     unit = data.get("y", {}).get("unit", "")
@@ -214,4 +214,8 @@ def _describe_bar(values, names, unit) -> str:
 
 def _describe_cell(cell: dict) -> str:
     state = cell.get("state", "held")
-    return "free" if state == "free" else cell.get("text", "") + ("" if state == "held" else f" ({state})")
+    return (
+        cell.get("text") or "free"
+        if state == "free"
+        else cell.get("text", "") + ("" if state == "held" else f" ({state})")
+    )

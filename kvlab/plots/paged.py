@@ -73,7 +73,7 @@ def block_pool(rows: Mapping[str, Row], pool: BlockPool, title: str, was: Mappin
         {"label": f"table of {name}", "cells": [{"text": str(b), "group": groups[b]} for b in row.table]}
         for name, row in rows.items()
     ]
-    state = ["held" if ref else "reserved" for ref in pool.ref]
+    state = ["held" if ref else "reserved" if b in pool.key_of else "free" for b, ref in enumerate(pool.ref)]
     turn = {block: str(i + 1) for i, block in enumerate(pool.free)}
     for label, words in (("block", range(pool.num_blocks)), ("reference count", pool.ref)):
         cells = [{"text": str(x), "group": g, "state": s} for x, g, s in zip(words, groups, state)]
@@ -82,8 +82,8 @@ def block_pool(rows: Mapping[str, Row], pool: BlockPool, title: str, was: Mappin
         cells = [_slot(rows, held, j, pool, block, was or {}) for block, held in enumerate(holders)]
         lines.append({"label": f"slot {j}", "cells": [c | {"group": g} for c, g in zip(cells, groups)]})
     if len(turn) < pool.num_blocks or pool.key_of:
-        cells = [{"text": turn[b], "group": SHARED, "state": "reserved"} if b in turn else {"state": "free"}
-                 for b in range(pool.num_blocks)]  # fmt: skip
+        cells = [{"text": turn.get(b, ""), "group": SHARED, "state": s if b in turn else "free"}
+                 for b, s in enumerate(state)]  # fmt: skip
         lines.append({"label": "taken next, order", "cells": cells})
     return {
         "kind": "slots", "title": title, "rows": lines, "size": (8.4, 1.1 + 0.4 * len(lines)),
@@ -136,7 +136,7 @@ def boundary(lengths: Sequence[int], block_size: int) -> dict:
         cells = [{"text": str(p), "group": p // block_size} for p in range(n)] + [{"state": "free"}] * (slots - n)
         row.length = n
         new = row.needs(n + 1)
-        rows.append({"label": f"{n} tokens, {len(row.table)} blocks", "cells": cells})
+        rows.append({"label": f"{n} tokens, {len(row.table)} block{'s' * (len(row.table) > 1)}", "cells": cells})
         rows[-1]["label"] += ", +1 now" if new else ""
     return {
         "kind": "slots", "title": f"Blocks of {block_size}: what the next token needs", "rows": rows,

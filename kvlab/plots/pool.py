@@ -14,7 +14,7 @@ from ..workloads import workload
 from . import theme
 from .explorer import Explorer, choice, slider
 
-SLOTS, CELL, LONGEST, BUDGET = 192, 8, 64, 32  # of the run that is shown; a cell is a block, or 8 slots of a range
+SLOTS, CELL, LONGEST, PREFIX, BUDGET = 192, 8, 64, 16, 32  # of the run; a cell is a block, or 8 slots of a range
 SHARED = "shared"
 KEPT = {
     "paged, prefix shared": ("paged-8", True),
@@ -33,7 +33,7 @@ def recorded(kept: str = "paged, prefix shared") -> Trace:
     if kept not in KEPT:
         raise ValueError(f"kept={kept!r} is none of {', '.join(KEPT)}")
     name, sharing = KEPT[kept]
-    made = workload(12, rate=0.5, shared_prefix=2 * CELL, prompt_median=14, output_median=20, sigma=0.7,
+    made = workload(12, rate=0.5, shared_prefix=PREFIX, prompt_median=14, output_median=20, sigma=0.7,
                     max_model_len=LONGEST, seed=1)  # fmt: skip
     scheduler = scheduler_for(name, allocator_for(name, SLOTS, LONGEST, sharing), BUDGET)
     for _ in Simulation(scheduler, made, VOCAB):

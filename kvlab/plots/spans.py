@@ -22,9 +22,14 @@ def outline(span: dict) -> list[tuple[float, float]]:
     return [*points, (span["end"], span["start"] + last), (span["end"], span["start"])]
 
 
+def sides(data: dict, width: float) -> tuple[float, float]:
+    """The x at which the first step begins and the last one ends."""
+    return 20 + text_width(str(data["lanes"]), 13), width - 20
+
+
 def draw(data: dict, width: float, height: float | None) -> str:
     svg = Svg(width, height or 400)
-    left, right, top = 20 + text_width(str(data["lanes"]), 13), width - 20, 58
+    (left, right), top = sides(data, width), 58
     bottom = svg.height - (66 if data.get("note") else 46)
     across, tall = (right - left) / data["steps"], (bottom - top) / data["lanes"]
     head(svg, data, data["y"].get("label", ""))
