@@ -17,7 +17,7 @@ class HeavyHitterCache(EvictingCache):
 
     H2O, arXiv 2306.14048. A token's score is the sum of its attention weights over all queries since it came, its own
     included, and over the query heads (and the layers) that share its key. The lowest score goes; of equal scores, the
-    oldest token.
+    oldest token. (Scores that rounding alone tells apart may fall either way from one chunking to another.)
     budget: tokens kept by each head, or a table (layers, n_kv) of them; kvlab.budgets measures one.
     recent: the newest tokens that cannot go, as a share of the head's budget (float, rounded down) or a number (int).
             H2O splits the budget in halves. 1.0 is a sliding window of `budget` tokens.
