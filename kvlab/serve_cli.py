@@ -18,7 +18,8 @@ from kvlab.progress import bar
 from kvlab.workloads import COLUMNS, Arrival, read_trace, workload, write_trace
 
 MIB = 2**20
-MOST = 1_000_000  # requests
+MOST_REQUESTS = 1_000_000
+MOST_TOKENS = 10_000_000  # of one request, and of the memory: a table has an entry for each
 NOT_ALL_SERVED = 3
 OWN = ("rate", "burst", "shared_prefix", "seed")  # options that make a workload, where no trace brings one
 
@@ -31,6 +32,10 @@ def main(argv: Sequence[str]) -> int:
     if slots < 1:
         raise ValueError(
             f"--memory-mib {args.memory_mib:g} holds less than one token of {cost.kv_bytes_per_token:,} bytes"
+        )
+    if slots > MOST_TOKENS:
+        raise ValueError(
+            f"--memory-mib {args.memory_mib:g} holds {slots:,} tokens; at most {MOST_TOKENS:,} are simulated"
         )
     arrivals = _arrivals(args)
     if args.write_trace:
@@ -123,12 +128,12 @@ def _warnings(cost) -> list[str]:
 
 
 def _arrivals(args) -> list[Arrival]:
-    if args.max_model_len < 2:
-        raise ValueError(f"--max-model-len {args.max_model_len} must be at least 2: a prompt and a new token")
+    if not 2 <= args.max_model_len <= MOST_TOKENS:
+        raise ValueError(f"--max-model-len {args.max_model_len} must be between 2 and {MOST_TOKENS:,}")
     if args.batched_tokens < 1:
         raise ValueError(f"--batched-tokens {args.batched_tokens} must be at least 1")
-    if args.requests is not None and not 1 <= args.requests <= MOST:
-        raise ValueError(f"--requests {args.requests} must be between 1 and {MOST:,}")
+    if args.requests is not None and not 1 <= args.requests <= MOST_REQUESTS:
+        raise ValueError(f"--requests {args.requests} must be between 1 and {MOST_REQUESTS:,}")
     if args.trace is None:
         if args.skip_bad_rows:
             raise ValueError("--skip-bad-rows needs a --trace to read")

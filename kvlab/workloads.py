@@ -23,7 +23,7 @@ from kvlab.config import check_int
 class Arrival:
     """One request as the outside world sees it. The server does not know output_tokens beforehand.
 
-    id:            a name, different for each request.
+    id:            a name, different for each request: printable characters, no space before or behind them.
     prompt_tokens, output_tokens: how many it brings and how many it will generate, both at least 1.
     arrival:       the model step at which it arrives, at least 0; between two steps it waits for the next.
     prefix_tokens: how many of the prompt's first tokens are the shared text `prefix_id` (a system prompt), 0 for none.
@@ -37,8 +37,14 @@ class Arrival:
     prefix_id: str = ""
 
     def __post_init__(self):
-        if not isinstance(self.id, str) or not self.id:
-            raise ValueError(f"id={self.id!r} must be a name of at least one character")
+        if self.id == "":
+            raise ValueError("id='' must be a name of at least one character")
+        for name in ("id", "prefix_id"):
+            text = getattr(self, name)  # a line break or a space at its end would not survive a CSV file
+            if not isinstance(text, str) or not text.isprintable() or text != text.strip():
+                raise ValueError(
+                    f"{name}={text!r} must be a text of printable characters, no space before or behind it"
+                )
         check_int("prompt_tokens", self.prompt_tokens)
         check_int("output_tokens", self.output_tokens)
         _check_number("arrival", self.arrival)
@@ -90,8 +96,9 @@ def workload(
         raise ValueError(f"sigma={sigma} must be between 0 (all alike) and 10")
     if rate is not None:
         _check_number("rate", rate)
-        if not rate > 0:
-            raise ValueError(f"rate={rate} must be more than 0 requests a model step")
+        if not 1e-9 <= rate:
+            raise ValueError(f"rate={rate} must be at least 1e-9 requests a model step, or None: all at once")
+        burst = min(burst, n)  # a larger one is no other: all of them come at step 0
     lengths, gaps = random.Random(seed), random.Random(f"arrivals {seed}")
     made, now = [], 0.0
     for i in range(n):

@@ -56,7 +56,8 @@ def test_a_shared_prompt_stands_in_front_of_every_prompt_and_is_clipped_with_it(
     [
         ({"n": 0}, "n=0 must be at least 1"),
         ({"n": 2.0}, "n=2.0 must be an int"),
-        ({"rate": 0}, "rate=0 must be more than 0"),
+        ({"rate": 0}, "rate=0 must be at least 1e-9"),
+        ({"rate": 5e-324, "burst": 2}, "rate=5e-324 must be at least 1e-9"),
         ({"rate": float("nan")}, "rate=nan must be finite"),
         ({"rate": "1"}, "rate='1' must be a number"),
         ({"burst": 0}, "burst=0"),
@@ -78,6 +79,11 @@ def test_bad_options_are_named(options, says):
 def test_an_arrival_cannot_be_senseless():
     for bad, says in [
         ({"id": ""}, "id=''"),
+        ({"id": 5}, "id=5 must be a text"),
+        ({"id": "a "}, "id='a ' must be a text of printable characters, no space before or behind"),
+        ({"id": "a\rb"}, "id='a.rb' must be a text of printable"),
+        ({"prefix_id": "\n"}, "prefix_id='.n' must be a text of printable"),
+        ({"prefix_id": 3}, "prefix_id=3 must be a text"),
         ({"prompt_tokens": 0}, "prompt_tokens=0"),
         ({"output_tokens": True}, "output_tokens=True"),
         ({"arrival": -1}, "arrival=-1"),
@@ -90,7 +96,7 @@ def test_an_arrival_cannot_be_senseless():
 # ---- traces
 
 
-names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc", "Z")), min_size=1, max_size=8)
+names = st.text(max_size=8).map(lambda s: "".join(c for c in s if c.isprintable()).strip()).filter(len)
 
 
 @st.composite
@@ -102,7 +108,7 @@ def arrivals(draw):
         prefix = draw(st.integers(0, prompt))
         arrival = draw(st.floats(0, 1e6))
         made.append(
-            Arrival(name, prompt, draw(st.integers(1, 5000)), arrival, prefix, draw(st.sampled_from(["", "a"])))
+            Arrival(name, prompt, draw(st.integers(1, 5000)), arrival, prefix, draw(st.sampled_from(["", "a"]) | names))
         )
     return sorted(made, key=lambda r: r.arrival)
 

@@ -148,13 +148,9 @@ def _evicting(arch, lengths, size, room, budget, scores=0):
     stored = [_stored(layer) for layer in arch.layers]
     if isinstance(budget, int):
         check_whole("budget", budget)
-    table = [[budget] * heads for heads, _, _ in stored] if isinstance(budget, int) else budget
-    if (
-        not hasattr(table, "__len__")
-        or not all(hasattr(row, "__len__") for row in table)
-        or len(table) != len(stored)
-        or any(heads not in (0, len(row)) for (heads, _, _), row in zip(stored, table))
-    ):
+        budget = [[budget] * heads for heads, _, _ in stored]
+    table = budget if isinstance(budget, (list, tuple)) and all(isinstance(x, (list, tuple)) for x in budget) else []
+    if len(table) != len(stored) or any(heads not in (0, len(row)) for (heads, _, _), row in zip(stored, table)):
         raise ConfigError(f"budget={budget!r} must be an int, or a table with an entry for each head of each layer")
     for n in (n for row in table for n in row):
         check_whole("budget", n)

@@ -44,7 +44,7 @@ def allocator_for(
     else:
         block_size = _block_size(name)
     if num_slots < block_size:
-        raise ValueError(f"{name}: the memory has {num_slots} slots, less than one block")
+        raise ValueError(f"{name}: {num_slots} slots are less than one block: take smaller blocks, or more memory")
     return PagedAllocator(BlockPool(num_slots // block_size, block_size), prefix_sharing, headroom)
 
 

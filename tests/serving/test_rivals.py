@@ -256,7 +256,7 @@ def test_ended_requests_are_told_as_they_end():
     [
         ("pagd", {}, "rival 'pagd' is not known; rivals are padded, packed"),
         ("paged-0", {}, "rival 'paged-0' is not known"),
-        ("paged-64", {}, "paged-64: the memory has 32 slots, less than one block"),
+        ("paged-64", {}, "paged-64: 32 slots are less than one block"),
         ("reserved", {"max_model_len": 16}, "request a has 20 tokens, more than max_model_len=16"),
         ("padded", {"max_num_batched_tokens": 0}, "max_num_batched_tokens=0 must be at least 1"),
     ],
