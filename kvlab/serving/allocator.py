@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from kvlab.caches.pool import BlockPool
 from kvlab.caches.row import Row
+from kvlab.config import check_int
 from kvlab.serving.request import Request
 from kvlab.serving.trace import Trace
 
@@ -118,6 +119,7 @@ class PagedAllocator(Allocator):
     offers_fork = True
 
     def __init__(self, pool: BlockPool, prefix_sharing: bool = True, headroom: int = 1):
+        check_int("headroom", headroom, 0)
         super().__init__(pool.num_blocks * pool.block_size)
         self.pool, self.prefix_sharing, self.headroom = pool, prefix_sharing, headroom
         self.rows: dict[Request, Row] = {}

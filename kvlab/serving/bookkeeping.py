@@ -35,7 +35,7 @@ class Bookkeeping:
 
 def bookkeeping(model, num_seqs: int = 16, context: int = 128, steps: int = 32, block_size: int = 16) -> Bookkeeping:
     """Time `steps` decode steps of num_seqs requests at once, after prompts of `context` tokens and two steps more."""
-    for name, value in (("num_seqs", num_seqs), ("context", context), ("steps", steps)):
+    for name, value in (("num_seqs", num_seqs), ("context", context), ("steps", steps), ("block_size", block_size)):
         check_int(name, value)
     blocks = num_seqs * -(-(context + steps + 4) // block_size)
     engine = Engine(model, blocks + num_seqs, block_size, max_num_batched_tokens=max(256, num_seqs))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvlab.caches.paged import PagedCache
-from kvlab.caches.pool import BlockPool
+from kvlab.caches.pool import BlockPool, pool_for
 from kvlab.config import check_int
 from kvlab.generation import Sampler, check_prompts, stop_sets
 from kvlab.serving.allocator import PagedAllocator
@@ -20,7 +20,8 @@ from kvlab.serving.scheduler import Scheduler
 class Engine:
     """Many requests on one model and one pool (vLLM, arXiv 2309.06180; nano-vllm tells it in few pages).
 
-    num_blocks, block_size: the pool, in tokens a block; or pool: a BlockPool that is there already.
+    num_blocks, block_size: the pool, in tokens a block; or pool: a BlockPool that is there already, with its contents,
+    and of which nobody else holds a block.
     max_num_batched_tokens, max_num_seqs: see Scheduler. prefix_sharing, headroom: see PagedAllocator.
     What happened stands in engine.trace; seconds, bytes_copied and bytes_read are summed over all steps (see KVCache).
 
@@ -41,7 +42,7 @@ class Engine:
         prefix_sharing: bool = True,
         headroom: int = 1,
     ):
-        self.model, self.pool = model, pool or BlockPool(num_blocks, block_size)
+        self.model, self.pool = model, pool_for(pool, None if pool else num_blocks, block_size, 1, 1)
         self.allocator = PagedAllocator(self.pool, prefix_sharing, headroom)
         self.scheduler = Scheduler(self.allocator, max_num_batched_tokens, max_num_seqs)
         self.trace = self.scheduler.trace

@@ -1,4 +1,4 @@
-"""What serving a workload took: counts, and the ratios that are made of them. Loads no torch."""
+"""What serving a workload took: counts, and the ratios that are made of them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,10 @@ class Figures:
         return self.waited / max(1, self.finished)
 
     def flops(self, config: ModelConfig) -> Flops:
-        """FLOPs of all model steps on a model of this shape, masked pairs included, as the Engine takes them."""
+        """FLOPs of all model steps on a model of this shape, masked pairs included, as the Engine takes them.
+        ValueError for latent attention, which picks a cheaper form at each call: counts of tokens do not tell which."""
+        if config.kv_lora_rank is not None:
+            raise ValueError(f"kv_lora_rank={config.kv_lora_rank}: latent attention's FLOPs do not follow from Figures")
         token, logits = forward_flops(config, 1, 1, logits=0), forward_flops(config, 0, 0, logits=1)
         projections = self.computed * token.projections + self.logit_rows * logits.projections
         return Flops(projections, self.pairs * token.attention)

@@ -38,7 +38,7 @@ class Request:
     temperature, top_k, top_p, seed: as in kvlab.generation.Sampler; sample i draws as row i of a batch would.
     on_token(request, token): called for each new token, between two steps. If it raises, that sample fails alone.
     arrival: when a workload means to add it (in steps or seconds); the scheduler takes requests in the order of add().
-    Raises ValueError or TypeError for an empty prompt, and for max_tokens or n below 1.
+    Raises ValueError or TypeError for an empty prompt, for max_tokens or n below 1, and for an id of another kind.
     """
 
     prompt: list[int]
@@ -75,6 +75,8 @@ class Request:
         self.ids = list(self.prompt)
         if not self.ids:
             raise ValueError("prompt is empty: there must be at least one token (for instance the model's bos id)")
+        if self.id is not None and (isinstance(self.id, bool) or not isinstance(self.id, int | str)):
+            raise TypeError(f"id={self.id!r} must be an int or a text, or None: the next free number")
         check_int("max_tokens", self.max_tokens)
         check_int("n", self.n)
         self.prompt = self.ids[:]

@@ -62,12 +62,17 @@ def time_rivals(
     Both engines run the same code on the same blocks; reservation differs in what it admits: no more requests at once
     than have max_model_len slots each. (So it is spared any cost of its own, and every difference is one of how many
     run together.) The side whose clock is behind moves next, so that a slow minute of the machine hits both.
-    Raises ValueError if no request fits, or one is longer than max_model_len.
+    Raises ValueError if there is no request, if none fits, or one is longer than max_model_len.
     """
-    check_int("num_slots", num_slots)
-    rows = num_slots // max_model_len
-    if rows < 1:
-        raise ValueError(f"{num_slots} slots have no room for one request of {max_model_len=}")
+    for name, value in (("num_slots", num_slots), ("block_size", block_size), ("max_model_len", max_model_len)):
+        check_int(name, value)
+    if not arrivals:
+        raise ValueError("arrivals is empty: there is nothing to time")
+    rows = min(num_slots // max_model_len, max_num_batched_tokens)  # each decodes one token a step
+    if rows < 1 or num_slots < block_size:
+        raise ValueError(
+            f"{num_slots} slots have no room for one request of {max_model_len=} in blocks of {block_size}"
+        )
     if long := [a for a in arrivals if a.total_tokens > max_model_len]:
         raise ValueError(f"request {long[0].id} has {long[0].total_tokens} tokens, more than {max_model_len=}")
     sides = []

@@ -209,8 +209,9 @@ def test_the_bookkeeping_is_measured():
     b = bookkeeping(MODEL, num_seqs=3, context=5, steps=4)
     assert 0 < b.schedule_seconds < b.step_seconds and 0 < b.share < 1
     assert str(b).startswith("3 requests of 5 tokens, median of 4 decode steps: ")
-    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
-        bookkeeping(MODEL, steps=0)
+    for name in ("steps", "block_size"):
+        with pytest.raises(ValueError, match=f"{name}=0 must be at least 1"):
+            bookkeeping(MODEL, **{name: 0})
 
 
 # ---- what goes wrong
@@ -307,6 +308,8 @@ def test_a_request_that_went_wrong_does_not_poison_the_others():
 
 
 def test_bad_input_is_refused_and_changes_nothing():
+    with pytest.raises(TypeError, match="pool is a list, not a BlockPool"):
+        Engine(MODEL, pool=[1, 2])
     e = engine(max_num_seqs=4)
     e.add([1, 2], 9, "a", stop_ids=[])
     e.step()

@@ -244,6 +244,12 @@ def test_a_memory_too_small_for_anybody_serves_nobody_and_one_too_small_for_some
     assert {name: f.finished for name, f in found.items()} == {"padded": 0, "reserved": 0, "doubling": 1, "paged-16": 1}
 
 
+def test_latent_flops_are_not_guessed():
+    latent = ModelConfig(kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=8)
+    with pytest.raises(ValueError, match="kv_lora_rank=16: latent attention's FLOPs do not follow"):
+        simulate("paged-16", [Arrival("a", 10, 10)], 64).flops(latent)
+
+
 def test_ended_requests_are_told_as_they_end():
     for name in RIVALS:
         told = []

@@ -33,5 +33,11 @@ def test_bad_input_is_named():
     model = GPT(CONFIG)
     with pytest.raises(ValueError, match="60 slots have no room for one request of max_model_len=64"):
         time_rivals(model, workload(2, **LENGTHS), 60, max_model_len=64)
+    with pytest.raises(ValueError, match="arrivals is empty"):
+        time_rivals(model, [], 64, max_model_len=64)
+    with pytest.raises(ValueError, match="block_size=0 must be at least 1"):
+        time_rivals(model, workload(2, **LENGTHS), 64, max_model_len=64, block_size=0)
+    with pytest.raises(ValueError, match="60 slots have no room"):
+        time_rivals(model, workload(2, **LENGTHS), 60, max_model_len=32, block_size=64)
     with pytest.raises(ValueError, match="request r0 has .* tokens, more than max_model_len=8"):
         time_rivals(model, workload(2, **LENGTHS), 64, max_model_len=8)
