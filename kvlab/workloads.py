@@ -96,7 +96,7 @@ def workload(
         raise ValueError(f"sigma={sigma} must be between 0 (all alike) and 10")
     if rate is not None:
         _check_number("rate", rate)
-        if not 1e-9 <= rate:
+        if not rate >= 1e-9:
             raise ValueError(f"rate={rate} must be at least 1e-9 requests a model step, or None: all at once")
         burst = min(burst, n)  # a larger one is no other: all of them come at step 0
     lengths, gaps = random.Random(seed), random.Random(f"arrivals {seed}")

@@ -64,7 +64,8 @@ def time_rivals(
     run together.) The side whose clock is behind moves next, so that a slow minute of the machine hits both.
     Raises ValueError if there is no request, if none fits, or one is longer than max_model_len.
     """
-    for name, value in (("num_slots", num_slots), ("block_size", block_size), ("max_model_len", max_model_len)):
+    sizes = {"num_slots": num_slots, "block_size": block_size, "max_model_len": max_model_len}
+    for name, value in {**sizes, "max_num_batched_tokens": max_num_batched_tokens}.items():
         check_int(name, value)
     if not arrivals:
         raise ValueError("arrivals is empty: there is nothing to time")
