@@ -8,15 +8,13 @@ from torch import Tensor
 
 from .. import cost
 from ..config import ModelConfig
-from ..memory.capacity import memory_bytes
+from ..memory.capacity import max_seq_len, memory_bytes
 from ..memory.catalog import find_gpu, find_model
-from ..memory.estimate import estimate
+from ..memory.estimate import PREFILL_TOKENS, estimate
 from . import theme
 from .explorer import Explorer, choice, slider
-from .memory import short
 
-LENGTHS = tuple(2**p for p in range(5, 16))  # 32 .. 32,768 tokens
-BUS_LENGTHS = tuple(2**p for p in range(7, 18))
+LENGTHS = tuple(2**p for p in range(5, 14))  # 32 .. 8,192 tokens
 CARDS = ("t4", "l4", "rtx-4090", "a100-40gb", "a100-80gb", "h100-80gb")
 TURNED = 64  # qk_rope_head_dim, as in DeepSeek-V2 and V3
 
@@ -37,7 +35,7 @@ def heads_drawn(query_heads: int = 8, groups: int = 2, head_dim: int = 128, rank
     latent = [{"text": "c, r", "group": query_heads - 1} for _ in range(query_heads)]
     rows.append({"label": f"MLA: {rank + TURNED:,} numbers", "cells": latent})
     return {"kind": "slots", "title": f"What {query_heads} query heads of {head_dim} channels read, a layer and token",
-            "rows": rows, "states": {"held": "a colour is a stored head"}, "size": (9.6, 3.2)}  # fmt: skip
+            "rows": rows, "states": {"held": "a colour is a stored head"}, "size": (8.4, 2.8)}  # fmt: skip
 
 
 # ---- the explorer ------------------------------------------------------------------------------------------------
@@ -60,7 +58,7 @@ class SharingExplorer(Explorer):
         cards = [(f"{find_gpu(c)['name']}: {theme.bytes_(memory_bytes(c))}", c) for c in CARDS]
         return {
             "kv": slider("KV heads", heads, 8, "num_key_value_heads of the GQA model"),
-            "rank": slider("latent rank", [64, 128, 256, 384, 512, 768, 1024], 512, "kv_lora_rank of the MLA model"),
+            "rank": slider("latent rank", [64, 128, 256, 448, 512, 768, 1024], 512, "kv_lora_rank of the MLA model"),
             "every": slider("layers share", [1, 2, 4, 8], 1, "consecutive layers with one layer's keys and values"),
             "card": choice("card", cards, "l4", "whose memory, as its driver reports it"),
         }  # fmt: skip
@@ -85,10 +83,9 @@ class SharingExplorer(Explorer):
         for variant, label, config in self.configs(values):
             one = config.kv_bytes_per_token(2)
             params = estimate(config.with_(kv_owner=None)).params - cost.spared_flops(config, 1) // 2
-            empty = estimate(config, 1, 1, "fp16", params=params)
-            fit = (room - empty.total_bytes + one) // one  # a longer text adds its tokens, nothing else
+            fit = longest(config, room, params)
             tokens.append({"variant": variant, "label": label, "values": [one]})
-            context.append({"variant": variant, "label": label, "values": [fit] if fit > 0 else None})
+            context.append({"variant": variant, "label": label, "values": [fit] if fit else None})
         card = find_gpu(values["card"])["name"]
         left = {"kind": "bars", "title": "Bytes a token, all layers", "y": {"label": "fp16", "unit": "B"},
                 "parts": ["keys and values"], "bars": tokens}  # fmt: skip
@@ -97,15 +94,22 @@ class SharingExplorer(Explorer):
         least = min(tokens, key=lambda b: b["values"][0])
         said = f"{least['label']}: {tokens[0]['values'][0] / least['values'][0]:.3g} times less than MHA."
         gqa, mla = (b["values"][0] for b in (tokens[1], tokens[3]))
-        said += f" MLA holds {mla / gqa:.2f} times what GQA holds, with a key and a value of its own for every head."
+        said += f" MLA takes {mla / gqa:.2f} times the bytes of GQA, and each query head has its own key and value."
         return {"kind": "panels", "title": "Fewer keys and values", "panels": [left, right], "sentence": said,
-                "size": (11.6, 3.9)}  # fmt: skip
+                "size": (9.2, 3.2)}  # fmt: skip
+
+
+def longest(config: ModelConfig, room: int, params: int, far: int = 2 * PREFILL_TOKENS) -> int:
+    """max_seq_len(), in one estimate where a chunk of prompt fits: from there on tokens add their own bytes alone."""
+    free = room - estimate(config, 1, far, "fp16", params=params).total_bytes
+    tokens = far + free // config.kv_bytes_per_token(2)
+    return tokens if tokens >= PREFILL_TOKENS else max_seq_len(config, room, params=params)
 
 
 # ---- a latent's two forms ----------------------------------------------------------------------------------------
 
 
-def form_lines(config: ModelConfig, name: str, lengths: Sequence[int] = LENGTHS[:-2]) -> dict:
+def form_lines(config: ModelConfig, name: str, lengths: Sequence[int] = LENGTHS) -> dict:
     """FLOPs of both forms of latent attention against tokens in view, for a new token and for a whole prompt; and the
     bytes of keys and values that attention is given, fp16. One layer, closed forms."""
     c, H = config, config.num_attention_heads
@@ -124,7 +128,7 @@ def form_lines(config: ModelConfig, name: str, lengths: Sequence[int] = LENGTHS[
                 "x": {"label": "tokens in view", "unit": "tokens", "scale": "log2"}}  # fmt: skip
 
     return {
-        "kind": "panels", "title": f"{name}: one layer in both forms", "size": (12.6, 4.3),
+        "kind": "panels", "title": f"{name}: one layer in both forms", "size": (10.8, 3.7),
         "panels": [
             panel("One new token", "FLOPs", "FLOP", lambda form, n: cost.latent_flops(c, 1, n, form).total),
             panel("A whole prompt", "FLOPs", "FLOP", lambda form, n: cost.latent_flops(c, n, n, form).total),
@@ -150,25 +154,39 @@ def owners_drawn(rows: Sequence[tuple[str, Sequence[int]]]) -> dict:
             "states": {"new": "has its own", "held": "follows the layer named"}}  # fmt: skip
 
 
+def _dearer(pairs, silence) -> int:
+    alone = {p.follower: p.kl for p in silence}
+    return sum(p.kl > alone[p.follower] for p in pairs)
+
+
+def same_type_owners(model: str = "gemma-3n-e4b") -> tuple[int, ...]:
+    """Gemma 3n's map, from its config: the last num_kv_shared_layers layers follow the last own one of their type."""
+    config = find_model(model)["config"]["text_config"]
+    types = config["layer_types"]
+    own = len(types) - config["num_kv_shared_layers"]
+    last = {kind: max(i for i in range(own) if types[i] == kind) for kind in set(types)}
+    return tuple(i if i < own else last[kind] for i, kind in enumerate(types))
+
+
 def alike_maps(keys: Tensor, values: Tensor, note: str = "") -> dict:
     """kvlab.sharing.similarity() as two heat maps."""
     panels = []
     for title, found in (("Keys", keys), ("Values", values)):
         names = [str(i) for i in range(len(found))]
         panels.append({
-            "kind": "heatmap", "title": f"{title}: cosine between layers", "rows": names, "columns": names,
+            "kind": "heatmap", "title": f"{title} of two layers", "rows": names, "columns": names,
             "values": [[round(x, 3) for x in row] for row in found.abs().tolist()], "label": "|cosine|",
             "lo": 0, "hi": 1, "x": {"label": "layer"}, "y": {"label": "layer"},
         })  # fmt: skip
     near = [[found[i, i + 1].item() for i in range(len(found) - 1)] for found in (keys, values)]
     said = (f"Neighbouring layers: keys {sum(near[0]) / len(near[0]):.2f}, values {sum(near[1]) / len(near[1]):.2f} "
             "on average; 1 would be equal, 0 unrelated.")  # fmt: skip
-    return {"kind": "panels", "title": "Alike?", "panels": panels, "note": note, "sentence": said, "size": (10.4, 4.9)}
+    return {"kind": "panels", "title": "Alike?", "panels": panels, "note": note, "sentence": said, "size": (8.2, 3.8)}
 
 
 def price_lines(pairs, silence, note: str = "") -> dict:
     """What each layer costs that uses the keys and values of the one before it; its control: its attention left out."""
-    lines = (("shared", "uses the layer\nbefore it", pairs, False), (None, "its attention\nleft out", silence, True))
+    lines = (("shared", "borrowed", pairs, False), (None, "left out", silence, True))
     series = []
     for variant, label, found, dashed in lines:
         found = sorted(found, key=lambda p: p.follower)
@@ -177,36 +195,24 @@ def price_lines(pairs, silence, note: str = "") -> dict:
     return {
         "kind": "lines", "title": "One layer gives up its keys and values", "series": series, "note": note,
         "x": {"label": "layer", "lo": 0}, "y": {"label": "KL to the full cache, nats", "scale": "log10"},
-        "size": (9.2, 4.2),
+        "sentence": f"Of {len(pairs)} layers, {_dearer(pairs, silence)} lose more with borrowed keys and values than "
+                    "with no attention at all.",
+        "size": (7.6, 3.5),
     }  # fmt: skip
 
 
 # ---- another memory ----------------------------------------------------------------------------------------------
 
 
-def offload_lines(model: str, card: str, bus: float, bus_name: str, lengths: Sequence[int] = BUS_LENGTHS) -> dict:
-    """The least time of one step: weights and cache read at the card's bandwidth, an offloaded cache over the bus.
+def offload_times(model: str, card: str, bus: float, lengths: Sequence[int]) -> list[tuple[int, float | None, float]]:
+    """The least seconds of one step: (tokens, cache on the card or None where it does not fit, cache in the host).
 
-    bus: bytes a second. Data-sheet bandwidths, nothing else takes time, and the bus works while the card does; where
-    the cache no longer fits the card, its line ends with a mark.
+    On the card weights and cache are read at its bandwidth; from the host the cache comes over the bus (bytes a second)
+    while the card reads the weights. Data-sheet bandwidths, fp16; nothing else takes time.
     """
-    gpu, room = find_gpu(card), memory_bytes(card)
-    speed, kept, moved = gpu["bandwidth_gb_s"] * 1e9, [], []
+    speed, room, rows = find_gpu(card)["bandwidth_gb_s"] * 1e9, memory_bytes(card), []
     for n in lengths:
         e = estimate(model, 1, n, "fp16")
-        kept.append((e.weights_bytes + e.kv_cache_bytes) / speed if e.total_bytes <= room else None)
-        moved.append(max(e.weights_bytes / speed, e.kv_cache_bytes / bus))
-    fits = [n for n, t in zip(lengths, kept, strict=True) if t is not None]
-    slower = next((n for n, t in zip(lengths, moved, strict=True) if t > moved[0]), lengths[-1])
-    return {
-        "kind": "lines", "title": f"{short(model)} on one {gpu['name']} with {bus_name}", "size": (9.4, 4.3),
-        "series": [
-            {"variant": "full", "label": "cache on\nthe card", "x": list(lengths), "y": kept, "points": False},
-            {"variant": "offloaded", "label": "cache in the\nhost's memory", "x": list(lengths), "y": moved,
-             "points": False, "dashed": True},
-        ],
-        "x": {"label": "tokens of the text", "unit": "tokens", "scale": "log2"},
-        "y": {"label": "least time of one step", "unit": "s", "scale": "log10"},
-        "sentence": f"On the card up to {fits[-1] if fits else 0:,} of these tokens fit. The bus sets the pace from "
-                    f"{slower:,} on; at {lengths[-1]:,} a step takes {theme.seconds(moved[-1])} at least.",
-    }  # fmt: skip
+        kept = (e.weights_bytes + e.kv_cache_bytes) / speed if e.total_bytes <= room else None
+        rows.append((n, kept, max(e.weights_bytes / speed, e.kv_cache_bytes / bus)))
+    return rows
