@@ -50,12 +50,15 @@ class Engine:
         self.bytes_gathered = self.bytes_read = 0
 
     def add(self, prompt: Request | list[int], max_tokens: int = 16, id: int | str | None = None, **options) -> Request:
-        """Queue a prompt with the options of a Request, or a Request. It joins at the next step that has room.
+        """Queue a prompt with the options of a Request, or a Request as it is. It joins at the next step with room.
 
         Raises ValueError or TypeError, with nothing changed, for ids outside the vocabulary, sampling options out of
         range, and what Request and Scheduler.check() refuse.
         """
-        request = prompt if isinstance(prompt, Request) else Request(prompt, max_tokens, id, **options)
+        made = isinstance(prompt, Request)
+        if made and (options or id is not None):
+            raise ValueError(f"options beside a Request, which has its own: {', '.join(options) or 'id'}")
+        request = prompt if made else Request(prompt, max_tokens, id, **options)
         self.scheduler.check(request)
         check_prompts([request.prompt], self.model.config.vocab_size)
         stops = stop_sets(request.stop_ids, 1, self.model.config)[0]

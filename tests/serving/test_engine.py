@@ -326,6 +326,8 @@ def test_bad_input_is_refused_and_changes_nothing():
         ([1], {"id": "a"}, ValueError, "request id 'a' is in use already"),
         ([1], {"n": 5}, ValueError, "n=5 samples cannot run together: max_num_seqs=4"),
         (e.scheduler.requests["a"], {}, ValueError, "was added before"),
+        (Request([1]), {"temperature": 1.0}, ValueError, "options beside a Request, which has its own: temperature"),
+        (Request([1]), {"id": "b"}, ValueError, "options beside a Request, which has its own: id"),
     ):
         with pytest.raises(error, match=said):
             e.add(prompt, **options)
