@@ -42,6 +42,7 @@ kind "panels"
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from . import theme
 
@@ -161,7 +162,7 @@ def describe(data: dict) -> str:
             with_token = sum(s["filled"][at - s["begin"]] for s in here)
             parts.append(f"step {at}: {sum(s['slots'] for s in here)} held, {with_token} with a token")
     else:
-        parts = [f"{r['label']}: " + " ".join(_describe_cell(c) for c in r["cells"]) for r in data["rows"]]
+        parts = [f"{r['label']}: {_describe_cells(r['cells'], data)}" for r in data["rows"]]
     unit = data.get("y", {}).get("unit", "")
     for m in data.get("limits", ()):
         value = theme.number(m["value"], unit)
@@ -212,10 +213,18 @@ def _describe_bar(values, names, unit) -> str:
     return f"{theme.number(sum(values), unit)} ({pieces})"
 
 
-def _describe_cell(cell: dict) -> str:
-    state = cell.get("state", "held")
-    return (
-        cell.get("text") or "free"
-        if state == "free"
-        else cell.get("text", "") + ("" if state == "held" else f" ({state})")
-    )
+def _describe_cells(cells: list[dict], data: dict) -> str:
+    """A row in words: what stands in each cell; of cells without words how many there are of a kind."""
+    names, groups, said = states(data), data.get("groups", ()), []
+
+    def words(cell):
+        state, group, text = cell.get("state", "held"), cell.get("group", 0), cell.get("text", "")
+        if text:
+            return text + ("" if state in ("held", "free") else f" ({state})")
+        return groups[group] if state == "held" and group < len(groups) else names[state]
+
+    for word, run in groupby(cells, key=words):
+        first, *more = run
+        many = first.get("text") or len(more) < 2
+        said += [word] * (len(more) + 1) if many else [f"{word} ×{len(more) + 1}"]
+    return " ".join(said)

@@ -19,14 +19,14 @@ def padded_batch(texts: Sequence[tuple[int, int]]) -> dict:
     longest, new = (max(column) for column in zip(*texts))
     rows, used = [], 0
     for i, (prompt, output) in enumerate(texts):
-        cells = [{"state": "evicted"}] * (longest - prompt) + [{"group": 0}] * prompt
-        cells += [{"group": 1}] * output + [{"state": "evicted"}] * (new - output)
+        cells = [{"state": "reserved"}] * (longest - prompt) + [{"group": 0}] * prompt
+        cells += [{"group": 1}] * output + [{"state": "reserved"}] * (new - output)
         rows.append({"label": f"row {i}", "cells": cells})
         used += prompt + output
     every = len(texts) * (longest + new)
     return {
         "kind": "slots", "title": "A padded batch of texts, a cell is a token", "rows": rows, "groups": WORDS,
-        "states": {"evicted": "padding"},
+        "states": {"reserved": "padding"},
         "sentence": f"{used} of {every} slots hold a token: {theme.number(1 - used / every, '%')} is padding.",
     }  # fmt: skip
 
@@ -158,7 +158,7 @@ def shares(found: Sequence[Figures]) -> dict:
     }  # fmt: skip
 
 
-def at_once(running: Mapping[str, Sequence[int]], points: int = 60) -> dict:
+def at_once(running: Mapping[str, Sequence[int]], points: int = 30) -> dict:
     """Requests that run at once against the model step. running: name -> their number at each step."""
     kinds = {"reserved": "full", "doubling": "growing", "paged": "paged"}
     series = []
@@ -174,10 +174,8 @@ def at_once(running: Mapping[str, Sequence[int]], points: int = 60) -> dict:
     }  # fmt: skip
 
 
-def block_sizes(
-    sizes: Sequence[int], empty: Sequence[float], tables: Sequence[float], gathered: Sequence[float]
-) -> dict:
-    """Against the block size: held slots that are empty, and what small blocks cost."""
+def block_sizes(sizes: Sequence[int], empty: Sequence[float], tables: Sequence[float], note: str = "") -> dict:
+    """Against the block size: the share of held slots that is empty, and the bytes of the block tables."""
     x = {"label": "tokens a block", "unit": "tokens", "scale": "log2"}
     one = {"variant": "paged", "x": list(sizes), "solid": True}
     waste = {
@@ -185,12 +183,7 @@ def block_sizes(
         "series": [{**one, "label": "empty", "y": list(empty)}],
     }  # fmt: skip
     table = {
-        "kind": "lines", "title": "Block tables", "x": x, "y": {"label": "bytes a step", "unit": "B", "scale": "log2"},
+        "kind": "lines", "title": "Block tables", "x": x, "y": {"label": "bytes", "unit": "B", "scale": "log2"},
         "series": [{**one, "label": "tables", "y": list(tables)}],
     }  # fmt: skip
-    gather = {
-        "kind": "lines", "title": "Gathered", "x": x,
-        "y": {"label": "bytes gathered, of those needed", "unit": "%", "lo": 1},
-        "series": [{**one, "label": "gathered", "y": list(gathered)}],
-    }  # fmt: skip
-    return {"kind": "panels", "title": "The block size", "panels": [waste, table, gather], "size": (12.5, 4)}
+    return {"kind": "panels", "title": "The block size", "panels": [waste, table], "size": (9, 3.4), "note": note}

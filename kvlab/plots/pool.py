@@ -156,7 +156,7 @@ def pool_at(trace: Trace, step: int, title: str, across: int = 12) -> dict:
         "tall": 0.8, "states": {"held": "full, and whose", "reserved": "not full yet"},
     }  # fmt: skip
     sentence = f"All was done after step {trace.step - 1}." if over else said(trace, step)
-    return {"kind": "panels", "title": "The pool", "panels": [[line, grid]], "sentence": sentence, "size": (9.6, 6.4)}
+    return {"kind": "panels", "title": "The pool", "panels": [[line, grid]], "sentence": sentence, "size": (9.2, 5.8)}
 
 
 class PoolExplorer(Explorer):
