@@ -16,7 +16,7 @@ from kvlab.serving.figures import Figures
 from kvlab.serving.padded import padded_batches
 from kvlab.serving.request import Status
 from kvlab.serving.scheduler import Scheduler
-from kvlab.serving.simulation import Simulation
+from kvlab.serving.simulation import Simulation, check_lengths
 from kvlab.workloads import Arrival
 
 BLOCK_SIZES = (1, 8, 16, 64, 256)
@@ -75,10 +75,8 @@ def simulate(
     Raises ValueError for an unknown name, and for a request longer than max_model_len.
     """
     check_int("num_slots", num_slots)
-    check_int("max_model_len", max_model_len)
     check_int("max_num_batched_tokens", max_num_batched_tokens)
-    if long := [a for a in arrivals if a.total_tokens > max_model_len]:
-        raise ValueError(f"request {long[0].id} has {long[0].total_tokens} tokens, more than {max_model_len=}")
+    check_lengths(arrivals, max_model_len)
     told = on_finished or (lambda n: None)
     if name == "padded":
         return _padded(arrivals, num_slots, max_model_len, max_num_batched_tokens, told)
@@ -88,9 +86,9 @@ def simulate(
     found, ended = Figures(name, num_slots, requests=len(arrivals)), 0
     for plan in run:
         _count(found, plan, scheduler)
-        if run.ended > ended:
-            told(run.ended - ended)
-            ended = run.ended
+        if scheduler.num_finished > ended:
+            told(scheduler.num_finished - ended)
+            ended = scheduler.num_finished
     told(len(arrivals) - ended)
     requests = scheduler.requests.values()
     served = [r for r in requests if r.status is Status.LENGTH]

@@ -60,7 +60,7 @@ class Scheduler:
         self._todo: dict[Request, int] = {}  # the step's plan: who is still to compute how many tokens
         self._given: deque[tuple[Request, int]] = deque()  # new tokens whose callbacks and ends are still to come
         self._delivering = False
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_finished = 0
 
     # ---- requests come and go
 
@@ -122,6 +122,7 @@ class Scheduler:
             self.waiting.remove(request)
         self.allocator.release(request)
         self._blocked = False
+        self.num_finished += 1
         request.status, request.reason, request.finished_step = status, reason, self.trace.step
         self.trace.stop("finished", request, str(status))
         for sample in [*request.to_fork]:

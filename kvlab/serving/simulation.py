@@ -6,10 +6,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from math import ceil
 
+from kvlab.config import check_int
 from kvlab.serving.request import Request
 from kvlab.serving.scheduler import Scheduler
 from kvlab.serving.trace import Trace
 from kvlab.workloads import Arrival, prompt_ids
+
+
+def check_lengths(arrivals: Sequence[Arrival], max_model_len: int) -> None:
+    """Raises ValueError for a request longer than max_model_len, prompt and output together."""
+    check_int("max_model_len", max_model_len)
+    if long := [a for a in arrivals if a.total_tokens > max_model_len]:
+        raise ValueError(f"request {long[0].id} has {long[0].total_tokens} tokens, more than {max_model_len=}")
 
 
 class Feed:
@@ -67,11 +75,6 @@ class Simulation:
             if plan:
                 yield plan
             self.scheduler.end_step()
-
-    @property
-    def ended(self) -> int:
-        """Requests that have ended, well or not."""
-        return len(self.scheduler.requests) - len(self.scheduler.waiting) - len(self.scheduler.running)
 
 
 class Forgetful(Trace):

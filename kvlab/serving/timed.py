@@ -9,7 +9,7 @@ from kvlab.config import check_int
 from kvlab.measure.timing import clock_on
 from kvlab.progress import bar
 from kvlab.serving.engine import Engine
-from kvlab.serving.simulation import Feed
+from kvlab.serving.simulation import Feed, check_lengths
 from kvlab.workloads import Arrival
 
 
@@ -74,8 +74,7 @@ def time_rivals(
         raise ValueError(
             f"{num_slots} slots have no room for one request of {max_model_len=} in blocks of {block_size}"
         )
-    if long := [a for a in arrivals if a.total_tokens > max_model_len]:
-        raise ValueError(f"request {long[0].id} has {long[0].total_tokens} tokens, more than {max_model_len=}")
+    check_lengths(arrivals, max_model_len)
     sides = []
     for name, seqs in ((f"paged-{block_size}", None), ("reserved", rows)):
         engine = Engine(
@@ -100,11 +99,7 @@ def time_rivals(
                 going.remove(side)
                 continue
             side.seconds.append(clock(side.engine.step))
-            now = sum(_ended(s.engine.scheduler) for s in sides)
+            now = sum(s.engine.scheduler.num_finished for s in sides)
             shown.update(now - ended)
             ended = now
     return sides
-
-
-def _ended(scheduler) -> int:
-    return len(scheduler.requests) - len(scheduler.waiting) - len(scheduler.running)

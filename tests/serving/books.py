@@ -29,6 +29,7 @@ def check_books(scheduler: Scheduler) -> None:
         assert allocator.pieces(r) == [(b * allocator.pool.block_size, allocator.pool.block_size) for b in row.table]
     for r in waiting + to_fork:
         assert r.status in (Status.WAITING, Status.PREEMPTED) and r.num_computed_tokens == 0
+    assert scheduler.num_finished == len(scheduler.requests) - len(live)
     for r in scheduler.requests.values():
         assert r.ids[: len(r.prompt)] == r.prompt and len(r.output) <= r.max_tokens
         assert r.finished == (r.finished_step is not None) == bool(r.reason)

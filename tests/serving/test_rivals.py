@@ -108,7 +108,7 @@ def test_books_balance_after_every_step(name, made, slots, budget):
             assert allocator.free_runs() == super(type(allocator).__base__, allocator).free_runs()
     assert allocator.slots_used == 0 and not scheduler.unfinished
     assert all(r.status is Status.LENGTH for r in scheduler.requests.values())
-    assert run.ended == len(made)
+    assert scheduler.num_finished == len(made)
     series = scheduler.trace.series()
     assert series["tokens"].sum() == tokens
     found = simulate(
