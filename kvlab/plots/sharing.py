@@ -125,7 +125,7 @@ def form_lines(config: ModelConfig, name: str, lengths: Sequence[int] = LENGTHS)
             for form in cost.FORMS
         ]  # fmt: skip
         return {"kind": "lines", "title": title, "series": series, "y": {"label": label, "unit": unit, "scale": scale},
-                "x": {"label": "tokens in view", "unit": "tokens", "scale": "log2"}}  # fmt: skip
+                "x": {"label": "tokens in view", "unit": "tokens", "scale": "log10"}}  # fmt: skip
 
     return {
         "kind": "panels", "title": f"{name}: one layer in both forms", "size": (10.8, 3.7),

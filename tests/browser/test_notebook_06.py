@@ -18,7 +18,7 @@ def test_the_sharing_explorer_follows_its_sliders(lab, run_notebook, push_every_
     page = run_notebook(NOTEBOOK.name)
     labels = push_every_slider(page)
     assert len(labels) == 4, "the explorer has three sliders: KV heads, latent rank, layers that share"
-    assert len(set(labels)) == 4 and all("KiB" in label and "Longest text" in label for label in labels), labels
+    assert len(set(labels)) == 4 and all("Bytes a token" in label and "KiB" in label for label in labels), labels
     errors = page.locator(
         ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']", has_text="Traceback"
     )
