@@ -311,6 +311,12 @@ BAD = {
     "a cache": ({"caches": {"x": ONE}}, TypeError, "x is a FullCache"),
     "no cache made": ({"caches": {"x": lambda *a: None}}, TypeError, "x: "),
     "wrong batch": ({"caches": {"x": lambda m, b, n: make_cache("full", m, 2, n)}}, ValueError, "x.* 2 rows.* has 1"),
+    "window larger than the text": (
+        {"caches": {"w": ("sliding", {"window": 60, "sinks": 4})}}, ValueError, "w: .*nothing before 64 tokens.*text has",
+    ),
+    "budget larger than the text": (
+        {"caches": {"h": ("heavy_hitter", {"budget": 99})}}, ValueError, "h: .*nothing before 99 tokens.*keep fewer",
+    ),
     "used": ({"caches": {"x": used}}, ValueError, "x.*holds 2 tokens already"),
     "too short": ({"caches": {"x": lambda m, b, n: make_cache("full", m, b, 9)}}, CacheFull, "max_length"),
     "twice the same": ({"caches": {"x": lambda *a: ONE, "y": lambda *a: ONE}}, ValueError, "y: .*same cache as x"),

@@ -49,6 +49,7 @@ class KVCache(StepHooks):
     """
 
     bounded = False  # True: no row may hold more than max_length tokens
+    forgets_after: int | None = None  # from so many tokens of a row on, something leaves it; None: never
     wants_weights = False  # True: the model calls observe(layer, weights) with this step's attention weights
 
     def __init__(self, batch_size: int = 1, max_length: int | None = None):

@@ -47,6 +47,7 @@ class EvictingCache(KVCache):
                     f"recent={recent} tokens are more than a budget of {n}: at most {n}, or a share like 0.5"
                 )
         least, most = min(map(min, self.table)), max(map(max, self.table))
+        self.forgets_after = least
         self.bounded = max_length is not None and most > max_length
         self.least = min(least, max_length or least)  # up to here nothing is evicted anywhere
         self.slots: dict[int, HeadSlots] = {}

@@ -42,6 +42,7 @@ class SlidingWindowCache(KVCache):
         if sinks_at == "cache" and sinks and rope_freq is None:
             raise ValueError("sinks_at='cache' turns stored keys and needs rope_freq: let make_cache hand it over")
         self.window, self.sinks, self.slots = window, sinks, window + sinks
+        self.forgets_after = self.slots
         self.turn_sinks, self.rope_freq = sinks_at == "cache" and sinks > 0, rope_freq
         self.k: dict[int, Tensor] = {}  # layer -> (B, n_kv, slots, D)
         self.v: dict[int, Tensor] = {}

@@ -54,6 +54,8 @@ def evaluate(model, ids, caches, chunk: int = 64, reference="full", progress: bo
     ids = check_text(model, ids)
     check_int("chunk", chunk)
     made = caches_from(caches, model, *ids.shape)
+    for name, cache in made.items():
+        check_forgets(name, cache, ids.shape[1])
     known = isinstance(reference, Reference)
     if known and (reference.model is not model or not torch.equal(reference.ids, ids)):
         raise ValueError(
@@ -74,6 +76,16 @@ def evaluate(model, ids, caches, chunk: int = 64, reference="full", progress: bo
             scores = _score(reference, hidden, shown.update)
             found[name] = Quality(name, *scores, *(size or size_of(cache)), ids.shape[1], chunk)
         return found
+
+
+def check_forgets(name: str, cache: KVCache, tokens: int) -> None:
+    """Raises ValueError if a window or a budget is larger than the text: what forgetting costs would be measured where
+    nothing is forgotten."""
+    if (kept := cache.forgets_after) and kept > tokens:
+        raise ValueError(
+            f"{name}: this cache forgets nothing before {kept} tokens (window and sinks, or budget), and the text has "
+            f"{tokens}: take a longer text, or keep fewer"
+        )
 
 
 def reference(model, ids, cache="full", chunk: int = 64, progress: bool = True) -> Reference:
