@@ -312,7 +312,7 @@ BAD = {
     "no cache made": ({"caches": {"x": lambda *a: None}}, TypeError, "x: "),
     "wrong batch": ({"caches": {"x": lambda m, b, n: make_cache("full", m, 2, n)}}, ValueError, "x.* 2 rows.* has 1"),
     "window larger than the text": (
-        {"caches": {"w": ("sliding", {"window": 60, "sinks": 4})}}, ValueError, "w: .*nothing before 64 tokens.*text has",
+        {"caches": {"w": ("sliding", {"window": 96, "sinks": 4})}}, ValueError, "w: .*before 100 tokens.*text has",
     ),
     "budget larger than the text": (
         {"caches": {"h": ("heavy_hitter", {"budget": 99})}}, ValueError, "h: .*nothing before 99 tokens.*keep fewer",
