@@ -59,7 +59,7 @@ def budget_map(table: Sequence[Sequence[int]], uniform: int, note: str = "") -> 
 # ---- which tokens are kept ---------------------------------------------------------------------------------------
 
 
-def kept_maps(kept: Mapping[str, Kept], layer: int, head: int, cells: int = 48) -> dict:
+def kept_maps(kept: Mapping[str, Kept], layer: int, head: int, cells: int = 40) -> dict:
     """Text against time, one panel for each cache: what one head holds after each few tokens."""
     panels, said = [], []
     for name, notes in kept.items():
@@ -73,7 +73,7 @@ def kept_maps(kept: Mapping[str, Kept], layer: int, head: int, cells: int = 48) 
         held = notes.notes[-1][layer, head]
         old = int(((held >= 0) & (held < n // 2)).sum())
         said.append(f"{name}: {old} of the {int((held >= 0).sum())} tokens held are from the first half of the text")
-    return {"kind": "panels", "title": f"Layer {layer}, KV head {head}", "panels": panels, "size": (8.8, 3.9),
+    return {"kind": "panels", "title": f"Layer {layer}, KV head {head}", "panels": panels, "size": (8.4, 3.7),
             "sentence": f"Layer {layer}, KV head {head}. " + "; ".join(said) + "."}  # fmt: skip
 
 
@@ -98,39 +98,46 @@ class KeptExplorer(Explorer):
 # ---- the frontier ------------------------------------------------------------------------------------------------
 
 
-def frontier(points: Sequence[Point], title: str, note: str = "", top: float | None = None) -> dict:
+LEAST = 1e-3  # a loss below 0.1 % is drawn as 0.1 %: the axis is logarithmic, and noise is no less
+
+
+def loss(point: Point, base: float) -> float:
+    """How much of the full cache's perplexity `base` is lost, as it is drawn: 0.5 is half as much again."""
+    return max(point.perplexity / base - 1, LEAST)
+
+
+def frontier(points: Sequence[Point], base: float, title: str, note: str = "", top: float = 20) -> dict:
     """Memory against perplexity: a line for each family, names at its points, and the frontier itself in ink.
 
-    top: the highest perplexity drawn; the sentence names what lies above.
+    base: the full cache's perplexity. top: the largest loss drawn, in multiples of it; `off_scale` lists what is above.
     """
     best, lines = undominated(points), {}
-    shown = [p for p in points if top is None or p.perplexity <= top]
+    shown = [p for p in points if loss(p, base) <= top]
     for p in sorted(shown, key=lambda p: p.nbytes):
         lines.setdefault(p.line, []).append(p)
-    series = [{"variant": None, "label": "the frontier", "x": [p.nbytes for p in best if p in shown],
-               "y": [p.perplexity for p in best if p in shown], "points": False, "dashed": True}]  # fmt: skip
+    ink = [p for p in best if p in shown]
+    series = [{"variant": None, "label": "the frontier", "x": [p.nbytes for p in ink],
+               "y": [loss(p, base) for p in ink], "points": False, "dashed": True}]  # fmt: skip
     for line, found in lines.items():
         single = len(found) == 1
         series.append({
             "variant": found[0].variant, "label": found[0].title if single else line,
-            "x": [p.nbytes for p in found], "y": [p.perplexity for p in found],
-            "names": ["" if single else p.name for p in found],
+            "x": [p.nbytes for p in found], "y": [loss(p, base) for p in found],
+            "names": ["" if single else p.name for p in found], "solid": True,
         })  # fmt: skip
-    said = "Nothing here is both smaller and better than: " + ", ".join(p.title for p in best)
-    over = [f"{p.title} ({theme.digits(p.perplexity)})" for p in points if p not in shown]
     return {
-        "kind": "lines", "title": title, "series": series, "note": note, "size": (9.8, 5.4),
+        "kind": "lines", "title": title, "series": series, "note": note, "size": (9.2, 4.9),
         "x": {"label": "bytes held for the text, fp16 model", "unit": "B", "scale": "log2"},
-        "y": {"label": "perplexity, less is better", "lo": 0.9 * min(p.perplexity for p in points)},
-        "sentence": said + "." + (f" Off the scale: {', '.join(over)}." if over else ""),
+        "y": {"label": f"perplexity lost (drawn from {theme.number(LEAST, '%')} on)", "unit": "%", "scale": "log10"},
+        "off_scale": [p for p in points if p not in shown],
     }  # fmt: skip
 
 
-def plotly_frontier(data: dict, points: Sequence[Point]):
+def plotly_frontier(data: dict, points: Sequence[Point], base: float):
     """frontier() in plotly; hovering a point gives its bytes, perplexity, KL and agreement."""
     from .interactive import plotly_lines
 
-    at = {(p.nbytes, p.perplexity): p for p in points}
+    at = {(p.nbytes, loss(p, base)): p for p in points}
     figure = plotly_lines(data)
     for trace in figure.data:
         found = [at.get(key) for key in zip(trace.x, trace.y, strict=True)]

@@ -134,8 +134,6 @@ def form_lines(config: ModelConfig, name: str, lengths: Sequence[int] = LENGTHS)
             panel("A whole prompt", "FLOPs", "FLOP", lambda form, n: cost.latent_flops(c, n, n, form).total),
             panel("Keys and values to read", "bytes, fp16", "B", lambda form, n: 2 * n * each[form], "log2"),
         ],
-        "sentence": f"One layer of {name}; the cache holds {theme.bytes_(2 * each['absorbed'])} a token and layer "
-                    "in either form.",
     }  # fmt: skip
 
 
@@ -168,20 +166,17 @@ def same_type_owners(model: str = "gemma-3n-e4b") -> tuple[int, ...]:
     return tuple(i if i < own else last[kind] for i, kind in enumerate(types))
 
 
-def alike_maps(keys: Tensor, values: Tensor, note: str = "") -> dict:
-    """kvlab.sharing.similarity() as two heat maps."""
-    panels = []
-    for title, found in (("Keys", keys), ("Values", values)):
-        names = [str(i) for i in range(len(found))]
-        panels.append({
-            "kind": "heatmap", "title": f"{title} of two layers", "rows": names, "columns": names,
-            "values": [[round(x, 3) for x in row] for row in found.abs().tolist()], "label": "|cosine|",
-            "lo": 0, "hi": 1, "x": {"label": "layer"}, "y": {"label": "layer"},
-        })  # fmt: skip
+def alike_map(keys: Tensor, values: Tensor, note: str = "") -> dict:
+    """kvlab.sharing.similarity() of the keys as a heat map, both in words."""
+    names = [str(i) for i in range(len(keys))]
     near = [[found[i, i + 1].item() for i in range(len(found) - 1)] for found in (keys, values)]
-    said = (f"Neighbouring layers: keys {sum(near[0]) / len(near[0]):.2f}, values {sum(near[1]) / len(near[1]):.2f} "
-            "on average; 1 would be equal, 0 unrelated.")  # fmt: skip
-    return {"kind": "panels", "title": "Alike?", "panels": panels, "note": note, "sentence": said, "size": (8.2, 3.8)}
+    return {
+        "kind": "heatmap", "title": "Keys of two layers: |cosine|", "rows": names, "columns": names, "lo": 0, "hi": 1,
+        "values": [[round(x, 3) for x in row] for row in keys.abs().tolist()], "label": "", "note": note,
+        "x": {"label": "layer"}, "y": {"label": "layer"}, "size": (5.4, 3.9),
+        "sentence": f"Neighbours on average: keys {sum(near[0]) / len(near[0]):.2f}, "
+                    f"values {sum(near[1]) / len(near[1]):.2f}.",
+    }  # fmt: skip
 
 
 def price_lines(pairs, silence, note: str = "") -> dict:
@@ -197,7 +192,7 @@ def price_lines(pairs, silence, note: str = "") -> dict:
         "x": {"label": "layer", "lo": 0}, "y": {"label": "KL to the full cache, nats", "scale": "log10"},
         "sentence": f"Of {len(pairs)} layers, {_dearer(pairs, silence)} lose more with borrowed keys and values than "
                     "with no attention at all.",
-        "size": (7.6, 3.5),
+        "size": (7.2, 3.3),
     }  # fmt: skip
 
 

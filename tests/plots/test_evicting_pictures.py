@@ -72,28 +72,27 @@ def test_the_explorer_shows_every_head(kept, capsys):
     shown = swept(explorer, capsys)
     assert set(shown) == {"layer", "head", "all"}
     heavy, chance = explorer.data({"layer": 1, "head": 0})["panels"]
-    assert heavy["values"] == kept["heavy hitters"].grid(1, 0, 48)[0] and heavy["values"] != chance["values"]
+    assert heavy["values"] == kept["heavy hitters"].grid(1, 0, 40)[0] and heavy["values"] != chance["values"]
     held = kept["random"].notes[-1][1, 0].tolist()
     said = explorer.data({"layer": 1, "head": 0})["sentence"]
     assert f"random: {sum(0 <= p < 20 for p in held)} of the 8 tokens held are from the first half" in said
     draws(explorer.data(explorer.values))
 
 
-def test_the_frontier_names_what_nothing_beats_and_what_is_off_the_scale():
-    data = evicting.frontier(POINTS, "Memory against quality", "a machine", top=50)
+def test_the_frontier_is_what_nothing_beats_and_what_lies_off_the_scale_is_named():
+    data = evicting.frontier(POINTS, 10.0, "Memory against quality", "a machine")
     ink, *lines = data["series"]
-    assert ink["x"] == [200, 300, 1000] and ink["y"] == [11.0, 10.5, 10.0]
-    assert "heavy hitters, 20 %, quantized per channel, 4 bits, full cache." in data["sentence"]
-    assert "Off the scale: layers, shared by 2 (90,000)" in data["sentence"]
+    assert ink["x"] == [200, 300, 1000] and ink["y"] == pytest.approx([0.1, 0.05, evicting.LEAST])
+    assert [p.title for p in data["off_scale"]] == ["layers, shared by 2"]
     (bits,) = [s for s in lines if s["label"] == "quantized per channel"]
-    assert bits["x"] == [200, 300] and bits["names"] == ["2 bits", "4 bits"]
+    assert bits["x"] == [200, 300] and bits["names"] == ["2 bits", "4 bits"] and bits["y"] == pytest.approx([0.4, 0.05])
     assert {s["label"] for s in lines} == {"quantized per channel", "heavy hitters, 20 %", "full cache"}
-    assert "2 bits 14 at 200 B" in draws(data).alt
+    assert "2 bits 40 % at 200 B" in draws(data).alt
 
 
 def test_hovering_tells_bytes_perplexity_kl_and_agreement():
-    data = evicting.frontier(POINTS, "Memory against quality", top=50)
-    figure = evicting.plotly_frontier(data, POINTS)
+    data = evicting.frontier(POINTS, 10.0, "Memory against quality")
+    figure = evicting.plotly_frontier(data, POINTS, 10.0)
     told = [text for trace in figure.data for text in trace.text]
     assert "<b>heavy hitters, 20 %</b><br>200 B<br>perplexity 11.00<br>KL 0.1000 nats<br>top-1 90.0%" in told
     assert all("perplexity" in text for text in told) and len(told) == 7  # four points, three of them on the frontier

@@ -29,7 +29,7 @@ def pictures():
     yield sharing.heads_drawn()
     yield sharing.form_lines(SMALL, "small", (16, 64, 256))
     yield sharing.owners_drawn([("half", (0, 0, 2, 2)), ("own", (0, 1, 2, 3))])
-    yield sharing.alike_maps(torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64), "a machine")
+    yield sharing.alike_map(torch.eye(3, dtype=torch.float64), torch.eye(3, dtype=torch.float64), "a machine")
     yield sharing.price_lines(PAIRS, SILENCE, "a machine")
 
 
