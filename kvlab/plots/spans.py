@@ -78,8 +78,9 @@ def axes(ax, data: dict) -> None:
         ax.add_patch(Rectangle(corner, *size, fc=theme.slot_fill("reserved", s["group"]), lw=0))
         ax.add_patch(Polygon(outline(s), fc=theme.slot_fill("held", s["group"]), lw=0))
         ax.add_patch(Rectangle(corner, *size, fc="none", ec=PAPER, lw=0.7))
-        if s.get("name") and s["slots"] * tall >= 7:
-            ax.text(s["begin"] + 0.3, s["start"] + s["slots"] / 2, s["name"], va="center", fontsize=8, clip_on=True)
+        if s.get("name") and s["slots"] * tall >= 5.5:
+            ax.text(s["begin"] + 0.3, s["start"] + s["slots"] / 2, s["name"], va="center", clip_on=True,
+                    fontsize=min(8, 1.1 * s["slots"] * tall))  # fmt: skip
     ax.grid(visible=False)
     ax.set_yticks([0, data["lanes"]])
     ax.set_xlabel(data["x"].get("label", ""))
