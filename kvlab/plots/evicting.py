@@ -1,4 +1,4 @@
-"""The pictures of eviction: how attention spreads, which tokens are kept, who gets how much; and the frontier."""
+"""The pictures of eviction: how attention spreads, which tokens are kept; and the frontier."""
 
 from __future__ import annotations
 
@@ -40,19 +40,6 @@ def rank_lines(by_rank: Tensor, note: str = "") -> dict:
         "y": {"label": "share of the attention", "unit": "%", "scale": "log10"},
         "sentence": f"Of up to {N:,} keys, the {half} heaviest draw half of the attention and {most} draw 90 %, on "
                     f"average; by head it takes from {int(count.min())} to {int(count.max())} keys to 90 %.",
-    }  # fmt: skip
-
-
-def budget_map(table: Sequence[Sequence[int]], uniform: int, note: str = "") -> dict:
-    """The budgets of all heads, as kvlab.budgets.share_budget() gives them; uniform: what they would be everywhere."""
-    flat = [n for row in table for n in row]
-    return {
-        "kind": "heatmap", "title": "Tokens that each head may keep", "note": note, "size": (7.6, 2.5), "lo": 0,
-        "values": [list(column) for column in zip(*table, strict=True)], "label": "tokens",
-        "rows": [str(h) for h in range(len(table[0]))], "columns": [str(i) for i in range(len(table))],
-        "x": {"label": "layer"}, "y": {"label": "KV head"},
-        "sentence": f"From {min(flat)} to {max(flat)} tokens a head; {sum(flat) / len(flat):.0f} on average, as with "
-                    f"{uniform} everywhere.",
     }  # fmt: skip
 
 

@@ -96,7 +96,7 @@ class SharingExplorer(Explorer):
         gqa, mla = (b["values"][0] for b in (tokens[1], tokens[3]))
         said += f" MLA takes {mla / gqa:.2f} times the bytes of GQA, and each query head has its own key and value."
         return {"kind": "panels", "title": "Fewer keys and values", "panels": [left, right], "sentence": said,
-                "size": (9.2, 3.2)}  # fmt: skip
+                "size": (8.8, 3.0)}  # fmt: skip
 
 
 def longest(config: ModelConfig, room: int, params: int, far: int = 2 * PREFILL_TOKENS) -> int:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from sweeping import swept
 
-from kvlab.budgets import attention_by_rank, share_budget
+from kvlab.budgets import attention_by_rank
 from kvlab.check import tiny_model
 from kvlab.frontier import Point
 from kvlab.kept import Kept
@@ -56,14 +56,6 @@ def test_attention_by_rank_falls_and_is_summed_up(by_rank):
     assert f"the {half} heaviest draw half" in data["sentence"]
     even, _, pointed = (s["label"] for s in data["series"])
     assert (even, pointed) == ("most even head", "most pointed head")
-    draws(data)
-
-
-def test_the_budgets_are_drawn_head_by_head(by_rank):
-    table = share_budget(by_rank, 10)
-    data = evicting.budget_map(table, 10)
-    assert [list(row) for row in zip(*data["values"])] == table
-    assert "10 on average, as with 10 everywhere" in data["sentence"]
     draws(data)
 
 
