@@ -30,7 +30,7 @@ class AttentionRecorder(FullCache):
         self.after, self.by_rank = after, {}
 
     def observe(self, layer: int, weights: Tensor) -> None:
-        late = weights[0][:, self._step.pos[0] >= self.after].double().cpu()  # (n_kv, queries, S)
+        late = weights[0][:, self._step.pos[0] >= self.after].cpu().double()  # (n_kv, queries, S); Metal has no float64
         ranked = late.sum(1).sort(-1, descending=True).values
         if layer not in self.by_rank:
             self.by_rank[layer] = ranked.new_zeros(len(ranked), self.max_length)
