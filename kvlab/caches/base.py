@@ -26,6 +26,7 @@ from kvlab.caches.step import (  # noqa: F401  (what a cache file needs, it take
     per_row,
     plan_step,
     slot_is_position,
+    tokens_between,
 )
 from kvlab.config import check_int
 
@@ -136,9 +137,10 @@ class KVCache(StepHooks):
             self._broken = "this cache is unusable: a call failed after part of it was stored; make a new one"
 
     def _forget_step(self) -> None:
-        step, self._step, self._last_layer = self._step, None, -1
-        if step is not None:
+        if step := self._step:
+            self._step, self._last_layer = None, -1
             self._undo(step)
+            self._clear(*tokens_between(self.lengths, step.after, self.device))
 
     # ---- operations on whole rows
 
@@ -153,17 +155,16 @@ class KVCache(StepHooks):
     def rewind(self, n: int | list[int]) -> None:
         """Forget the newest n tokens of every row, or n[b] of row b. Raises RewindError past what can be undone."""
         n = per_row("rewind", n, self.batch_size)
+        if min(n) < 0:
+            raise ValueError(f"rewind by {min(n)} tokens: n must be 0 or more")
         for row, (x, length) in enumerate(zip(n, self.lengths)):
-            largest = self._largest_rewind(row)
-            if x < 0:
-                raise ValueError(f"rewind by {x} tokens: n must be 0 or more")
-            if x > largest:
-                said = f"row {row} has {length} tokens and can forget at most {largest} of them, not {x}"
-                raise RewindError(said, largest)
+            if x > (most := self._largest_rewind(row)):
+                raise RewindError(f"row {row} has {length} tokens and can forget at most {most} of them, not {x}", most)
         self._forget_step()
-        lengths = [length - x for length, x in zip(self.lengths, n)]
+        before = self.lengths
         self._rewind(n)
-        self.lengths = lengths
+        self.lengths = after = [length - x for length, x in zip(before, n)]
+        self._clear(*tokens_between(after, before, self.device))
 
     def fork(self) -> KVCache:
         """A second cache with the same content; neither sees what the other appends."""

@@ -176,6 +176,11 @@ class EvictingCache(KVCache):
         for pos in self.pos.values():
             pos[pos >= torch.tensor(left, device=pos.device)[:, None]] = -1
 
+    def _clear(self, rows: Tensor, pos: Tensor) -> None:
+        for layer, held in self.pos.items():
+            for x in (self.k[layer], self.v[layer]):
+                x.masked_fill_((held < 0)[..., None], 0)
+
     def nbytes_by(self) -> dict[str, int]:
         held = {"keys": self.k, "values": self.v, "positions": self.pos}
         held |= {"scores": self.score} if self.keeps_scores else {}

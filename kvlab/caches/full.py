@@ -52,6 +52,10 @@ class GrowingCache(KVCache):
         used = torch.nonzero((self.pos >= 0).any(0))
         self._cut(int(used[-1]) + 1 if len(used) else 0)
 
+    def _clear(self, rows: Tensor, pos: Tensor) -> None:
+        for x in (*self.k.values(), *self.v.values()) if (self.pos < 0).any() else ():
+            x.masked_fill_((self.pos < 0)[:, None, :, None], 0)
+
     def _cut(self, S: int) -> None:
         self._keep(lambda x: (x[:, :S] if x.dim() == 2 else x[:, :, :S]).clone())  # a view would pin the old storage
 
@@ -115,6 +119,10 @@ class FullCache(KVCache):
 
     def _rewind(self, n: list[int]) -> None:
         pass  # slot = position: a shorter length is all there is to it
+
+    def _clear(self, rows: Tensor, pos: Tensor) -> None:
+        for x in (*self.k.values(), *self.v.values()):
+            x[rows, :, pos] = 0
 
     def nbytes_by(self) -> dict[str, int]:
         return {

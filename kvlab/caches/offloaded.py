@@ -125,6 +125,10 @@ class OffloadedCache(FullCache):
         if self.device is not None and self.device.type == "cuda":
             copy_stream(self.device).synchronize()
 
+    def _clear(self, rows: Tensor, pos: Tensor) -> None:
+        self._settle()
+        super()._clear(rows.to(self.home), pos.to(self.home))
+
     def _reorder(self, rows: list[int]) -> None:
         self._settle()
         for held in (self.k, self.v):

@@ -179,6 +179,10 @@ class PagedCache(KVCache):
             row.keep(-(-(row.length - x) // self.block_size))
         self._table = None
 
+    def _clear(self, rows: Tensor, pos: Tensor) -> None:
+        for row in set(rows.tolist()):
+            self.rows[row].stale = True  # its last block may be another's too: cleared when the row writes to it
+
     # ---- bytes
 
     def nbytes_by(self) -> dict[str, int]:

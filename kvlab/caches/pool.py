@@ -93,11 +93,12 @@ class BlockPool:
             copied += x[:, source].nbytes
         return copied
 
-    def clear(self, blocks: list[int]) -> None:
-        """Zeros in all layers: an earlier row may have left NaN there, and a NaN in a masked slot poisons a row."""
+    def clear(self, blocks: list[int], start: int = 0) -> None:
+        """Zeros in all layers, from place `start` of the blocks on: an earlier row may have left NaN there, and a NaN
+        in a masked slot poisons a row."""
         for x in (*self.k.values(), *self.v.values()):
             if blocks:
-                x[:, blocks] = 0
+                x[:, blocks, start:] = 0
 
     @staticmethod
     def chain(before: bytes, ids: list[int]) -> bytes:

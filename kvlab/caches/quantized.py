@@ -154,6 +154,12 @@ class QuantizedCache(KVCache):
     def _rewind(self, n: list[int]) -> None:
         pass  # the tail's slots follow from the position
 
+    def _clear(self, rows: Tensor, pos: Tensor) -> None:
+        for layer, tail in self.tail.items():  # a failed step may have restored a token that is not sealed
+            empty = pos - self.tail_slots < torch.tensor(self.sealed[layer], device=pos.device)[rows]
+            for x in tail:
+                x[rows[empty], :, pos[empty] % self.tail_slots] = 0
+
     def _bytes_of(self, layer: int, lengths: list[int], sealed: list[int]) -> int:
         """Stored bytes of these rows' tokens in one layer."""
         tail = self.tail[layer]

@@ -23,6 +23,7 @@ class Row:
     length: int = 0
     table: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)  # of the blocks, from the first on, that commit() has registered
+    stale: bool = False  # the last block may hold numbers behind the row's own tokens
 
     def needs(self, after: int) -> int:
         """How many blocks the table lacks to hold `after` tokens."""
@@ -52,6 +53,9 @@ class Row:
         if after > self.length and self.length % bs:  # written to: no longer what it was registered as
             pool.forget(self.table[self.length // bs])
             del self.keys[self.length // bs :]
+            if self.stale:
+                pool.clear(self.table[self.length // bs :][:1], self.length % bs)
+        self.stale = self.stale and after == self.length
         self.table += fresh
         if new and after % bs:
             pool.clear(self.table[-1:])  # the others are filled by this step
@@ -72,7 +76,7 @@ class Row:
         """A row with the same blocks: only the table is copied."""
         for block in self.table:
             self.pool.share(block)
-        return Row(self.pool, self.length, list(self.table), list(self.keys))
+        return Row(self.pool, self.length, list(self.table), list(self.keys), self.stale)
 
     def match_prefix(self, ids: list[int]) -> int:
         """Take over the full blocks in the pool that begin `ids`, at most len(ids) - 1 tokens -> tokens matched.

@@ -151,6 +151,14 @@ class SlidingWindowCache(KVCache):
     def _rewind(self, n: list[int]) -> None:
         self.high = [0 if x == length else h for h, x, length in zip(self.high, n, self.lengths)]
 
+    def _clear(self, rows: Tensor, pos: Tensor) -> None:
+        at = torch.where(pos < self.sinks, pos, self.sinks + (pos - self.sinks) % self.window)
+        # after a failed step the slot may hold, restored, the token that it would have taken the place of
+        empty = self.positions(self.lengths, pos.device)[rows, at] < 0
+        empty |= pos < torch.tensor(self.high, device=pos.device)[rows]
+        for x in (*self.k.values(), *self.v.values()):
+            x[rows[empty], :, at[empty]] = 0
+
     def nbytes_by(self) -> dict[str, int]:
         held = {"keys": self.k, "values": self.v, "positions": {}, "sink_keys": self.sink_k}
         return {name: sum(x.nbytes for x in by_layer.values()) for name, by_layer in held.items()}

@@ -71,6 +71,11 @@ class StepHooks:
     def _undo(self, step: Step) -> None:
         """Restore what an unfinished step has overwritten."""
 
+    def _clear(self, rows: Tensor, pos: Tensor) -> None:
+        """The tokens at `pos` of `rows`, (N,) each, are gone: a rewind forgot them, or their step failed and is undone.
+        Put zeros where they lay, unless another token lies there now: NaN in a slot that is shown and masked poisons.
+        """
+
     def _reorder(self, rows: list[int]) -> None:
         raise NotOffered(f"{type(self).__name__} does not offer reorder")
 
@@ -98,6 +103,12 @@ def plan_step(pos: Tensor, lengths: list[int]) -> Step:
             )
         after.append(start + len(real))
     return Step(pos, list(lengths), after)
+
+
+def tokens_between(start: list[int], end: list[int], device) -> tuple[Tensor, Tensor]:
+    """Row and position of the tokens start[b] .. end[b] - 1 of every row b -> two tensors (N,)."""
+    gone = [(row, p) for row, (a, b) in enumerate(zip(start, end)) for p in range(a, b)]
+    return tuple(torch.tensor(gone, dtype=torch.int64, device=device).view(-1, 2).T)
 
 
 def check_keys_values(k: Tensor, v: Tensor, pos: Tensor, dtype: torch.dtype | None, device) -> None:
