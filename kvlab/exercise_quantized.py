@@ -145,7 +145,8 @@ class PerChannel:
             alike = (k.amax(1) - k.amin(1)) / (2**bits - 1)
             if (error <= 0.51 * alike[:, None] + slack).all():
                 return f"all tokens share one scale: a scale is for a group of {group} tokens."
-            h, g, c = bad.nonzero()[0].tolist()
+            far = bad & (torch.arange(8) == 3)  # the channel far from zero says most, where it is bad at all
+            h, g, c = (far if far.any() else bad).nonzero()[0].tolist()
             zero = " Is there a zero point? This channel lies far from zero." if c == 3 else ""
             return (f"channel {c} is off by {error[h, g, c]:.3g}; with 2^{bits} codes over its range it need be off by "
                     f"{step[h, g, c] / 2:.3g} at most.{zero}")  # fmt: skip

@@ -68,6 +68,13 @@ def the_caches_own(k, bits, group):
     return codec.decode(*codec.encode(k[None]), dtype=k.dtype)[0]
 
 
+def symmetric(k, bits, group):
+    """Signed codes around 0 with a scale alone."""
+    x = k.unflatten(1, (-1, group))
+    scale = x.abs().amax(2, keepdim=True) / (2 ** (bits - 1) - 1)
+    return (scale * (x / scale).round()).flatten(1, 2)
+
+
 @pytest.mark.parametrize("right", [per_channel, the_caches_own, lambda *a: per_channel(*a).double()])
 def test_right_rounding_passes_however_it_is_done(right):
     assert kvlab.check_answer("05.3", right).ok
@@ -79,6 +86,7 @@ def test_right_rounding_passes_however_it_is_done(right):
         (lambda *a: per_channel(*a, dim=3), "outlier channel spoils its neighbours"),
         (lambda *a: per_channel(*a, least=0), "in the channel that is constant"),
         (lambda *a: per_channel(*a, zero=False), "Is there a zero point?"),
+        (symmetric, "Is there a zero point?"),
         (lambda *a: per_channel(*a, rounding=torch.floor), "at most"),
         (lambda k, b, g: per_channel(k, b, 32), "all tokens share one scale"),
         (lambda k, b, g: k, "different numbers"),

@@ -1,5 +1,6 @@
 """The exercises of notebook 04: wrong answers that readers give, and the sentence that each gets."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -37,6 +38,8 @@ def test_the_window_is_the_smallest_that_is_heard():
     "wrong, words",
     [
         (lambda f, b, p, t: f // (b * t) - p, "never fed back"),
+        (lambda f, b, p, t: max(0, f // (b * t) - p), "never fed back"),
+        (lambda f, b, p, t: f // (b * t) - p + 1, "no tokens are 0 tokens"),
         (lambda f, b, p, t: f // (b * t), "prompt is kept too"),
         (lambda f, b, p, t: f // t - p + 1, "shared by all texts"),
         (lambda f, b, p, t: f // t - b * p + 1, "each gets its part"),
@@ -81,7 +84,18 @@ def ring(rule):
     "rule", [lambda p, w, s: p if p < s else s + (p - s) % w, lambda p, w, s: p if p < s else s + p % w]
 )
 def test_right_rings(rule):
-    assert kvlab.check_answer("04.2", ring(rule)).ok
+    verdict = kvlab.check_answer("04.2", ring(rule))
+    assert verdict.ok and "never held" not in repr(verdict)
+
+
+def test_a_ring_of_one_slot_less_is_right_and_hears_of_it():
+    """The view holds the old slots and the new key: W - 1 slots are enough."""
+    verdict = kvlab.check_answer("04.2", ring(lambda p, w, s: p if p < s else s + (p - s) % (w - 1)))
+    assert verdict.ok and "Slot 7 never held a token" in repr(verdict)
+
+
+def test_an_int_of_numpy_is_an_int():
+    assert kvlab.check_answer("04.2", ring(lambda p, w, s: np.int64(p if p < s else s + (p - s) % w))).ok
 
 
 @pytest.mark.parametrize(
@@ -110,7 +124,8 @@ def test_a_blank_ring_gets_guidance():
 
 @pytest.mark.parametrize(
     "given, words",
-    [(34, "own key"), (33.333333333333336, "whole number"), (33, "round up"), (1001, "one layer"), (1000, "30 of them"),
+    [(34, "own key"), (33.333333333333336, "whole number"), (34.333333333333336, "round up"), (33, "round up"),
+     (1001, "one layer"), (1000, "30 of them"),
      (29970, "other way round"), (20, "too small"), (100, "too large")],
 )  # fmt: skip
 def test_the_window(given, words):

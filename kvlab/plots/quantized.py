@@ -13,6 +13,7 @@ from .. import rounding
 from ..config import ModelConfig
 from . import theme
 from .byte import FORMATS, NAMES
+from .evicting import LEAST
 from .explorer import Explorer, choice, slider
 
 AXES = {"token": "per token", "channel": "per channel"}
@@ -106,12 +107,16 @@ def byte_bars(config: ModelConfig, tokens: int, rows: Sequence[tuple[str, dict]]
         bars.append(
             {"variant": "quantized", "label": label, "values": list(rounding.held(config, tokens, **options).values())}
         )
-    saved = [f"{label} saves {full / sum(b['values']):.2f}x" for (label, _), b in zip(rows, bars[1:])]
+    saved = [_saving(label, full / sum(b["values"])) for (label, _), b in zip(rows, bars[1:])]
     return {
         "kind": "bars", "title": f"{tokens:,} tokens", "y": {"label": "bytes held, fp16 model", "unit": "B"},
         "parts": ["codes", "scales and zero points", "tail in fp16"], "bars": bars, "note": note,
         "sentence": "; ".join(saved) + ".",
     }  # fmt: skip
+
+
+def _saving(label: str, times: float) -> str:
+    return f"{label} saves {times:.2f}x" if times > 1 else f"{label} saves nothing: {1 / times:.2f}x as many bytes"
 
 
 class BytesExplorer(Explorer):
@@ -143,32 +148,37 @@ class BytesExplorer(Explorer):
 def frontier(points: Sequence[tuple[str, str, int, float, float]], title: str, note: str = "") -> dict:
     """Memory against perplexity, and against KL. points: (line, name of the point, bytes, perplexity, KL in nats).
 
-    The points of a line are joined; "full" is the full cache, which has no KL.
+    The points of a line are joined. "full" is the full cache: its perplexity is what the others lose against, and its
+    bytes are in the sentence.
     """
+    (whole, base), *_ = [p[2:4] for p in points if p[0] == "full"]
     lines: dict[str, list] = {}
-    for line, *point in sorted(points, key=lambda p: p[2]):
-        lines.setdefault(line, []).append(point)
+    for line, name, *point in sorted(points, key=lambda p: p[2]):
+        if line != "full":
+            lines.setdefault(line, []).append((name, *point))
 
-    def series(which, named):
+    def series(y):
         for line, found in lines.items():
-            found = [p for p in found if p[which] > 0]
-            if found:
-                single = len(found) == 1
-                yield {
-                    "variant": "full" if line == "full" else "quantized", "x": [p[1] for p in found],
-                    "label": f"{line} {found[0][0]}".strip() if single else line, "y": [p[which] for p in found],
-                    "names": ["" if single or not (named or line.startswith("per")) else p[0] for p in found],
-                    "dashed": line == "per token", "solid": line != "per token",
-                }  # fmt: skip
+            single = len(found) == 1
+            yield {
+                "variant": "quantized", "x": [p[1] for p in found], "y": [y(p) for p in found],
+                "label": f"{line} {found[0][0]}".strip() if single else line,
+                "names": ["" if single else p[0] for p in found],
+                "dashed": line == "per token", "solid": line != "per token",
+            }  # fmt: skip
 
     x = {"label": "bytes held, fp16 model", "unit": "B", "lo": 0}
+    lost = {"label": f"perplexity lost, at least {theme.number(LEAST, '%')}", "unit": "%", "scale": "log10"}
     panels = [
-        {"kind": "lines", "title": title, "x": x, "y": {"label": "perplexity", "scale": "log2"},
-         "series": list(series(2, False))},
+        {"kind": "lines", "title": title, "x": x, "y": lost,
+         "series": list(series(lambda p: max(p[2] / base - 1, LEAST)))},
         {"kind": "lines", "title": "How far from the full cache", "x": x,
-         "y": {"label": "KL divergence, nats", "scale": "log10"}, "series": list(series(3, True))},
+         "y": {"label": "KL divergence, nats", "scale": "log10"}, "series": list(series(lambda p: max(p[3], 1e-9)))},
     ]  # fmt: skip
-    return {"kind": "panels", "title": title, "note": note, "panels": panels, "size": (10.4, 4.2)}
+    return {
+        "kind": "panels", "title": title, "note": note, "panels": panels, "size": (9.6, 3.9),
+        "sentence": f"The full cache: {theme.bytes_(whole)}, perplexity {theme.digits(base)}.",
+    }  # fmt: skip
 
 
 def error_growth(by_layer: Mapping[str, Tensor], block: int = 64, note: str = "") -> dict:

@@ -159,11 +159,15 @@ def test_the_frontier_joins_the_points_of_a_line_by_bytes():
               ("fp8", "e4m3", 60, 10.5, 0.01)]  # fmt: skip
     picture = quantized.frontier(points, "Memory against perplexity")
     left, right = picture["panels"]
-    assert [s["label"] for s in left["series"]] == ["per token", "fp8 e4m3", "full"]
-    assert left["series"][0]["x"] == [20, 30] and left["series"][0]["names"] == ["int2", "int4"]
-    assert [s["label"] for s in right["series"]] == ["per token", "fp8 e4m3"]  # the full cache has no KL
+    for panel in (left, right):  # the full cache loses nothing and has no KL: the sentence names it
+        assert [s["label"] for s in panel["series"]] == ["per token", "fp8 e4m3"]
+        assert panel["series"][0]["x"] == [20, 30] and panel["series"][0]["names"] == ["int2", "int4"]
+    assert left["series"][0]["y"] == pytest.approx([8.0, 0.2]) and left["series"][1]["y"] == pytest.approx([0.05])
     words = data.describe(picture)
-    assert "int2 90" in words and figures.draw(picture).png()[:4] == b"\x89PNG"
+    assert "int2 800 %" in words and "100 B, perplexity 10" in picture["sentence"]
+    luck = quantized.frontier([*points[:3], ("fp8", "e4m3", 60, 9.9, 0.01)], "Memory against perplexity")
+    assert luck["panels"][0]["series"][1]["y"] == [quantized.LEAST]  # less than the full cache's: drawn as no loss
+    assert figures.draw(picture).png()[:4] == b"\x89PNG"
 
 
 def test_growth_leaves_out_what_is_not_rounded_yet():
