@@ -48,30 +48,35 @@ class ByteExplorer(Explorer):
         back = codec.decode(*parts, dtype=row.dtype).flatten()[: len(x)]
         stored, words, per_byte, said = self._said(codec, bits, parts, len(x))
         error = back - x
-        rows = [("number", [_signed(v) for v in x]), ("code", stored), ("bits", words),
+        rows = [("number", [_signed(v) for v in x]), ("code", stored), *([("bits", words)] if words else []),
                 ("comes back", [_signed(v) for v in back]), ("error", [_signed(v) for v in error])]  # fmt: skip
         cells = [
             {"label": label, "cells": [{"text": t, "group": i // per_byte, "state": "new" if i == 0 else "held"}
                                        for i, t in enumerate(texts)]}
             for label, texts in rows
         ]  # fmt: skip
-        slots = {"kind": "slots", "title": f"Into the byte and back: {NAMES[bits]}", "rows": cells, "weight": 1.5,
+        slots = {"kind": "slots", "title": f"Into the byte and back: {NAMES[bits]}", "rows": cells, "weight": 1.9,
                  "states": {"held": "one colour, one byte", "new": "your number"}}  # fmt: skip
-        return {"kind": "panels", "title": "One number", "size": (10.4, 4.2),
+        return {"kind": "panels", "title": "One number", "size": (10, 4.2),
                 "panels": [slots, self._stairs(values, codec, parts, x)],
                 "sentence": f"{said} {_signed(x[0])} comes back as {_signed(back[0])}, off by "
                             f"{theme.digits(abs(error[0].item()))}; the group's root mean square error is "
                             f"{theme.digits(error.square().mean().sqrt().item())}."}  # fmt: skip
 
     def _said(self, codec, bits, parts, n):
-        """Codes and bits of each number as text, numbers in a byte, and the sentence about scale and byte."""
+        """Codes and bits of each number as text, numbers in a byte, and the sentence about scale and byte.
+
+        Eight bits do not fit a cell: there are none then, and the sentence has those of your number.
+        """
         raw = parts[0].flatten()
         if isinstance(codec, CastCodec):
             exponent = 4 if codec.dtype == torch.float8_e4m3fn else 5
-            words = [f"{c:08b}" for c in raw.tolist()[:n]]
-            split = [f"{w[0]} {w[1 : 1 + exponent]} {w[1 + exponent :]}" for w in words]
-            said = f"No scale: a sign, {exponent} bits of exponent, {7 - exponent} of fraction in a byte of its own."
-            return [f"0x{c:02X}" for c in raw.tolist()[:n]], split, 1, said
+            w = f"{raw[0].item():08b}"
+            said = (
+                f"No scale: a sign, {exponent} bits of exponent, {7 - exponent} of fraction in a byte of its own. "
+                f"0x{raw[0].item():02X} is {w[0]} {w[1 : 1 + exponent]} {w[1 + exponent :]}."
+            )
+            return [f"0x{c:02X}" for c in raw.tolist()[:n]], [], 1, said
         codes = unpack(parts[0], bits).flatten().tolist()[:n]
         scale, zero = (p.flatten()[0].item() for p in parts[1:])
         many = {1: "one code", 2: "two codes", 4: "four codes"}[8 // bits]
@@ -79,7 +84,7 @@ class ByteExplorer(Explorer):
             f"Scale {theme.digits(scale)}, zero point {_signed(zero)}: (number - zero point) / scale, rounded, is the "
             f"code, 0 to {2**bits - 1}. The first byte, {many}, is 0x{raw[0].item():02X}."
         )
-        return [str(c) for c in codes], [f"{c:0{bits}b}" for c in codes], 8 // bits, said
+        return [str(c) for c in codes], [f"{c:0{bits}b}" for c in codes] if bits < 8 else [], 8 // bits, said
 
     def _stairs(self, values, codec, parts, x) -> dict:
         """What comes back against what goes in, over the group's range."""

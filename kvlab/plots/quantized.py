@@ -65,7 +65,7 @@ class ChannelExplorer(Explorer):
         )
         return {
             "kind": "panels", "title": "Channels", "panels": panels, "sentence": sentence, "note": self.note,
-            "size": (10.4, 4.2),
+            "size": (9.6, 3.9),
         }  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def outlier_map(keys: Tensor, note: str = "", what: str = "keys") -> dict:
         "values": [[round(v, 2) for v in row] for row in found.flatten(0, 1).tolist()],
         "rows": [f"layer {i}" if h == 0 else "" for i in range(layers) for h in range(heads)],
         "columns": [str(c) for c in range(keys.shape[-1])], "label": "times the median",
-        "note": note, "size": (8.6, 4.8),
+        "note": note, "size": (7.8, 4.4),
         "lo": 0, "hi": 12, "x": {"label": "channel"}, "y": {"label": f"{layers * heads} KV heads"},
         "sentence": f"The largest channel of a head is {theme.digits(largest.median().item())} times its median "
                     f"channel (median over heads), at most {theme.digits(largest.max().item())} times.",
@@ -202,7 +202,7 @@ def error_growth(by_layer: Mapping[str, Tensor], block: int = 64, note: str = ""
         {"kind": "lines", "title": "From layer to layer", "x": depth, "y": y, "series": layers},
         {"kind": "lines", "title": "Along the text, last layer", "x": place, "y": y, "series": text},
     ]
-    return {"kind": "panels", "title": "Growth", "note": note, "panels": panels, "size": (10.4, 4.2)}
+    return {"kind": "panels", "title": "Growth", "note": note, "panels": panels, "size": (9.6, 3.9)}
 
 
 def _error_line(name, x, y) -> dict:

@@ -82,7 +82,7 @@ class SpeedExplorer(Explorer):
         here, end = ({n: limit(n, b) for n, b in at.items()} for at in (dict.fromkeys(most, batch), most))
         sentence = f"{_against(f'Batch {batch}', here)} {_against('Each at its largest batch', end)}"
         return {"kind": "panels", "title": "Speed", "panels": [lines, fits], "sentence": sentence,
-                "size": (10.4, 4.2)}  # fmt: skip
+                "size": (9.6, 3.9)}  # fmt: skip
 
 
 def _against(when: str, limits: dict[str, float | None]) -> str:
