@@ -52,6 +52,7 @@ def ring(tokens: int, window: int, sinks: int = 0, sinks_at: str = "text", text:
     rest = f"{lost} {'token is' if lost == 1 else 'tokens are'} forgotten" if lost else "nothing is forgotten yet"
     return {
         "kind": "slots", "title": f"Window {window}, sinks {sinks}: token {q} arrives", "rows": rows,
+        "states": {"held": "held (a colour a turn)", "new": "new", "sink": "sink, stays"},
         "sentence": f"{where}{over}. Its query sees {count} of {tokens} tokens; {rest}.",
     }  # fmt: skip
 

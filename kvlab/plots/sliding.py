@@ -70,7 +70,7 @@ def share_lines(first: Sequence[float], next_three: Sequence[float], note: str =
             {"variant": None, "label": "on tokens 1 to 3", "x": layers, "y": list(next_three), "dashed": True},
         ],
         "x": {"label": "layer", "lo": 0.5},
-        "y": {"label": "share of all attention, mean over heads", "unit": "%", "lo": 0, "hi": 1},
+        "y": {"label": "share of attention, mean of heads", "unit": "%", "lo": 0, "hi": 1},
         "sentence": f"On average {theme.number(mean, '%')} of all attention falls on the very first token.",
     }  # fmt: skip
 
