@@ -83,6 +83,10 @@ PAGED_EXERCISES = {
             (lambda t, n, b: (-(-n // b),), "the last block of the row may have room left."),
             (lambda t, n, b: (-(-(t + n) // b),), "that is all of its blocks; some it has already."),
             (lambda t, n, b: ((t + n) // b + 1 - (t // b + 1),), "a row of 16 tokens has one block of 16, not two."),
+            (lambda t, n, b: (int(t % b == 0),), "that is right for one new token; several may need several blocks, or "
+             "reach the next one from the middle of a block."),
+            (lambda t, n, b: (int(t % b + n > b),), "several new tokens may need more than one block, and an empty row "
+             "has none yet."),
             (lambda t, n, b: (n // b,), "round up, and see what room is left in the last block."),
         ),
     ),
@@ -105,6 +109,7 @@ PAGED_EXERCISES = {
             (lambda p, c, b: (c,), "only full blocks are shared, and one token of the prompt must be left."),
             (lambda p, c, b: (min(c // b * b, p - 1),), "close: a block is found whole or not at all, so that a prompt "
              "found whole gives back its last block."),
+            (lambda p, c, b: (c // b,), "those are blocks; the question is about tokens, and one token must be left."),
             (lambda p, c, b: (min(c, p - 1) // b,), "those are blocks; the question is about tokens."),
             (lambda p, c, b: (-(-c // b) * b,), "the last block is not full: it has no key yet."),
             (lambda p, c, b: ((c - 1) // b * b,), "one token of the *prompt* must be left: a longer one may take all "

@@ -58,7 +58,9 @@ def slots(data: dict, width: float, height: float | None) -> str:
         for j, c in enumerate(row["cells"]):
             state, words = c.get("state", "held"), str(c.get("text", ""))
             used[state] = None
-            _slot(svg, left + j * cell, y, cell - 3, tall, state, c.get("group", 0), words)
+            if pictures.pale(c):
+                used["reserved"] = None
+            _slot(svg, left + j * cell, y, cell - 3, tall, state, c.get("group", 0), words, pictures.pale(c))
     x, y = 8.0, svg.height - (42 if data.get("note") else 22)
     keys = [("held", g, n) for g, n in enumerate(groups)]
     keys += [(s, 0, n) for s, n in pictures.states(data).items() if s in used and not (groups and s == "held")]
@@ -69,8 +71,8 @@ def slots(data: dict, width: float, height: float | None) -> str:
     return svg.done(pictures.describe(data))
 
 
-def _slot(svg: Svg, x, y, wide, tall, state, group, words) -> None:
-    fill = theme.slot_fill(state, group)
+def _slot(svg: Svg, x, y, wide, tall, state, group, words, pale=False) -> None:
+    fill = theme.slot_fill("reserved" if pale else state, group)
     edge = {"new": (INK, 2.6), "sink": (INK, 1)}.get(state, (MUTED, 1))
     svg.rect(x, y, wide, tall, fill, *edge[:1], stroke_width=edge[1], dash=(3, 3) if state == "free" else ())
     if state == "sink":

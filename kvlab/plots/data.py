@@ -25,7 +25,8 @@ kind "heatmap"
     values     rows of numbers, None for an empty cell;   unit, label: of the values
     rows, columns   names (may be empty lists);   x, y: {"label": str};   lo, hi: the ends of the colours, optional
 kind "slots"   (cells in rows: a ring, a block table, a pool)
-    rows       list of {"label": str, "cells": [{"text": str, "state": a key of STATES, "group": int}]}
+    rows       list of {"label": str, "cells": [{"text": str, "state": a key of STATES, "group": int,
+               "full": False draws a "new" one pale, as one of several slots that are not all written}]}
     groups     names for group 0, 1, ... (requests, say), shown as a legend
     states     {a key of STATES: what the legend calls it here}, optional
 kind "spans"   (memory over time: steps to the right, slots upwards)
@@ -90,6 +91,12 @@ def check(data: dict) -> str:
 def states(data: dict) -> dict[str, str]:
     """What a slots picture's legend calls each state."""
     return {**STATES, **data.get("states", {})}
+
+
+def pale(cell: dict) -> bool:
+    """Is a cell drawn pale? One that is reserved; and one that was just written and is not full yet."""
+    state = cell.get("state", "held")
+    return state == "reserved" or (state == "new" and not cell.get("full", True))
 
 
 def columns(data: dict) -> list[list[dict]]:

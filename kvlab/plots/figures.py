@@ -21,7 +21,7 @@ from . import spans, theme
 from .scale import Scale, scale_for, spread
 
 _HALO = [withStroke(linewidth=3, foreground=theme.PAPER)]  # words stay readable across a line
-DPI, SHOWN = 120, 72  # more dots an inch than shown: sharp when enlarged, and ten pictures fit a notebook of 300 KiB
+DPI, SHOWN = 105, 72  # more dots an inch than shown: sharp when enlarged; a dozen pictures fit a notebook of 300 KiB
 
 
 class Picture(Figure):
@@ -263,7 +263,9 @@ def _slots(ax, data: dict) -> None:
     for i, row in enumerate(rows):
         for j, c in enumerate(row["cells"]):
             state = used.setdefault(c.get("state", "held"), c.get("state", "held"))
-            _slot(ax, j, i, state, c.get("group", 0))
+            if pictures.pale(c):
+                used["reserved"] = "reserved"
+            _slot(ax, j, i, state, c.get("group", 0), pale=pictures.pale(c))
             words = str(c.get("text", ""))
             color = theme.MUTED if state == "evicted" else theme.INK
             ax.text(j + 0.47, i + 0.4, words, ha="center", va="center", color=color,
@@ -286,8 +288,8 @@ def _slots(ax, data: dict) -> None:
         x += (5 + 1.25 * len(words)) * unit
 
 
-def _slot(ax, x, y, state, group, wide=0.94, tall=0.8) -> None:
-    fill = theme.slot_fill(state, group)
+def _slot(ax, x, y, state, group, wide=0.94, tall=0.8, pale=False) -> None:
+    fill = theme.slot_fill("reserved" if pale else state, group)
     edge, line = {"new": (theme.INK, 2.4), "sink": (theme.INK, 1)}.get(state, (theme.MUTED, 0.9))
     ax.add_patch(Rectangle((x, y), wide, tall, fc=fill, ec=edge, lw=line, ls=":" if state == "free" else "-"))
     if state == "sink":

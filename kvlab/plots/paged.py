@@ -161,15 +161,17 @@ def shares(found: Sequence[Figures]) -> dict:
 def at_once(running: Mapping[str, Sequence[int]], points: int = 30) -> dict:
     """Requests that run at once against the model step. running: name -> their number at each step."""
     kinds = {"reserved": "full", "doubling": "growing", "paged": "paged"}
-    series = []
+    series, longest = [], max(map(len, running.values()))
     for name, counts in running.items():
         width = max(1, len(counts) // points)
         means = [sum(counts[i : i + width]) / len(counts[i : i + width]) for i in range(0, len(counts), width)]
+        x = [i * width for i in range(len(means))]
+        x, means = [*x, len(counts), longest], [*means, 0, 0]  # all have ended
         series.append({"variant": kinds[name.split("-")[0]], "label": name, "points": False, "solid": True,
-                       "x": [i * width for i in range(len(means))], "y": means})  # fmt: skip
+                       "x": x, "y": means})  # fmt: skip
     return {
         "kind": "lines", "title": "Requests at once in the same memory", "series": series,
-        "x": {"label": "model step; a line ends when all requests have", "unit": "steps"},
+        "x": {"label": "model step; 0: all requests have ended", "unit": "steps"},
         "y": {"label": "requests that run", "lo": 0},
     }  # fmt: skip
 

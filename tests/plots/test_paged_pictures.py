@@ -146,5 +146,16 @@ def test_shares_add_up_to_the_memory():
 
 
 def test_means_of_a_long_run_keep_its_end():
-    (line,) = paged.at_once({"reserved": [2] * 600 + [0] * 10})["series"]
-    assert len(line["x"]) < 40 and line["y"][0] == 2 and line["y"][-1] == 0 and line["x"][-1] < 610
+    lines = paged.at_once({"reserved": [2] * 600 + [1] * 10, "paged-16": [4] * 100})["series"]
+    for line, most, steps in zip(lines, (2, 4), (610, 100)):
+        assert len(line["x"]) < 40 and line["y"][0] == most and line["x"] == sorted(line["x"])
+        assert line["y"][-2:] == [0, 0] and line["x"][-2:] == [steps, 610]  # nobody runs from its end to the last one's
+
+
+def test_a_block_just_written_and_not_full_is_pale():
+    from kvlab.plots import charts, theme
+
+    cells = [{"text": "1", "state": "new", "group": 1, "full": full} for full in (True, False)]
+    for shown, pale in zip(cells, (False, True)):
+        data = {"kind": "slots", "title": "t", "rows": [{"label": "r", "cells": [shown]}]}
+        assert (theme.slot_fill("reserved", 1) in charts.draw(data, 600)) == pale
