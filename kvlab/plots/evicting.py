@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
@@ -96,7 +97,8 @@ def loss(point: Point, base: float) -> float:
 def frontier(points: Sequence[Point], base: float, title: str, note: str = "", top: float = 20) -> dict:
     """Memory against perplexity: a line for each family, names at its points, and the frontier itself in ink.
 
-    base: the full cache's perplexity. top: the largest loss drawn, in multiples of it; `off_scale` lists what is above.
+    base: the full cache's perplexity. top: the largest loss drawn, in multiples of it. A key of this picture alone,
+    "off_scale", lists the Points above it for the caller to name: no drawer reads it.
     """
     best, lines = undominated(points), {}
     shown = [p for p in points if loss(p, base) <= top]
@@ -112,12 +114,23 @@ def frontier(points: Sequence[Point], base: float, title: str, note: str = "", t
             "x": [p.nbytes for p in found], "y": [loss(p, base) for p in found],
             "names": ["" if single else p.name for p in found], "solid": True,
         })  # fmt: skip
+    _say_once(series[1:])
     return {
         "kind": "lines", "title": title, "series": series, "note": note, "size": (9.2, 4.9),
         "x": {"label": "bytes held for the text, fp16 model", "unit": "B", "scale": "log2"},
         "y": {"label": f"perplexity lost (drawn from {theme.number(LEAST, '%')} on)", "unit": "%", "scale": "log10"},
         "off_scale": [p for p in points if p not in shown],
     }  # fmt: skip
+
+
+def _say_once(series: Sequence[dict]) -> None:
+    """Points that nearly coincide and have the same name show it once: two would be printed over each other."""
+    said = []
+    for s in series:
+        for i, (x, y, name) in enumerate(zip(s["x"], s["y"], s["names"], strict=True)):
+            if any(name == n and abs(math.log(x / u)) < 0.05 and abs(math.log(y / v)) < 0.3 for u, v, n in said):
+                s["names"][i] = ""
+            said.append((x, y, name))
 
 
 def plotly_frontier(data: dict, points: Sequence[Point], base: float):

@@ -82,6 +82,16 @@ def test_the_frontier_is_what_nothing_beats_and_what_lies_off_the_scale_is_named
     assert "2 bits 40 % at 200 B" in draws(data).alt
 
 
+def test_names_that_would_be_printed_over_each_other_are_said_once():
+    def point(line, name, nbytes, perplexity):
+        return Point(line, name, "quantized", nbytes, perplexity, 0.1, 0.9)
+
+    points = [point("per token", "8 bits", 1000, 10.1), point("per token", "4 bits", 600, 14.0),
+              point("per channel", "8 bits", 1010, 10.11), point("per channel", "4 bits", 600, 11.0)]  # fmt: skip
+    _, first, second = evicting.frontier(points, 10.0, "Memory against quality")["series"]
+    assert first["names"] == ["4 bits", "8 bits"] and second["names"] == ["4 bits", ""]
+
+
 def test_hovering_tells_bytes_perplexity_kl_and_agreement():
     data = evicting.frontier(POINTS, 10.0, "Memory against quality")
     figure = evicting.plotly_frontier(data, POINTS, 10.0)
