@@ -174,7 +174,8 @@ def _lines(ax, data: dict) -> None:
         look, ((first, *rest), slope) = theme.style(s.get("variant")), pictures.label(s)
         end = {"xycoords": "axes fraction", "annotation_clip": False}
         ax.annotate(first, (xs.at(x), y), (1.025, place), va="center", textcoords="axes fraction", color=look.text,
-                    arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.8, "relpos": (0, 0.5)},
+                    arrowprops={"arrowstyle": "-", "color": look.color, "lw": 0.8, "relpos": (0, 0.5),
+                                "ls": "-" if xs.at(x) > 0.9 else (0, (1, 3))},  # a long one must not look like data
                     fontweight="bold", **end)  # fmt: skip
         for i, words in enumerate((*rest, slope), 1):
             bold = (
