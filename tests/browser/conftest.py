@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
+import nbformat
 import pytest
 
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
@@ -86,11 +89,17 @@ def browser():
 
 @pytest.fixture
 def run_notebook(browser, lab):
-    """run_notebook(name): open that notebook of the lab's folder, run all its cells, return the page."""
-    address, _ = lab
+    """run_notebook(name, until=None): open a copy of that notebook (a path in notebooks/, or one that lies in the lab's
+    folder), run its cells, all of them or those up to the first that holds the text `until`, and return the page."""
+    address, folder = lab
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
 
-    def run(name, seconds=600):
+    def run(name, until=None, seconds=600):
+        if (path := NOTEBOOKS / name).exists():  # a copy: the run must not touch the saved one
+            nb, name = nbformat.read(path, 4), path.name
+            if until is not None:  # test-notebooks runs the rest
+                nb.cells = nb.cells[: 1 + next(i for i, cell in enumerate(nb.cells) if until in cell.source)]
+            nbformat.write(nb, folder / name)
         page.set_default_timeout(60_000)
         page.goto(f"{address}/lab/tree/{name}?reset")
         page.wait_for_function("window.jupyterapp?.shell.currentWidget?.context?.path !== undefined")
@@ -101,6 +110,13 @@ def run_notebook(browser, lab):
 
     yield run
     page.close()
+
+
+@pytest.fixture
+def tracebacks():
+    """tracebacks(page): what failed in the notebook's cells and callbacks, as shown."""
+    stderr = ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']"
+    return lambda page: page.locator(stderr, has_text="Traceback").all_inner_texts()
 
 
 @pytest.fixture

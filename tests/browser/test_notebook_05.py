@@ -1,25 +1,15 @@
 """Notebook 05 in JupyterLab: the sliders of "into the byte and back" move code, byte and number; nothing fails."""
 
-from pathlib import Path
-
-import nbformat
 import pytest
 
 pytestmark = pytest.mark.browser
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "solutions" / "05_quantized_cache.ipynb"
+NOTEBOOK = "solutions/05_quantized_cache.ipynb"
 
 
 @pytest.mark.timeout(900)
-def test_the_byte_explorer_follows_its_sliders(lab, run_notebook, push_every_slider):
-    nb = nbformat.read(NOTEBOOK, 4)
-    last = next(i for i, cell in enumerate(nb.cells) if "ByteExplorer()" in cell.source)
-    nb.cells = nb.cells[: last + 1]  # the explorer's own cells; test-notebooks runs all of them
-    nbformat.write(nb, lab[1] / NOTEBOOK.name)
-    page = run_notebook(NOTEBOOK.name)
+def test_the_byte_explorer_follows_its_sliders(run_notebook, push_every_slider, tracebacks):
+    page = run_notebook(NOTEBOOK, until="ByteExplorer()")
     labels = push_every_slider(page)
     assert len(labels) == 4, "the explorer has three sliders: your number, group, outlier"
     assert len(set(labels)) == 4 and all("code: " in label and "comes back: " in label for label in labels), labels
-    errors = page.locator(
-        ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']", has_text="Traceback"
-    )
-    assert errors.all_inner_texts() == []
+    assert tracebacks(page) == []

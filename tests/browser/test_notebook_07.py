@@ -1,13 +1,11 @@
 """Notebook 07 in JupyterLab: the pool's slider and play button move its step, and the film plays; nothing fails."""
 
 import re
-from pathlib import Path
 
-import nbformat
 import pytest
 
 pytestmark = pytest.mark.browser
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "solutions" / "07_paged_cache.ipynb"
+NOTEBOOK = "solutions/07_paged_cache.ipynb"
 
 
 def step_of(label):
@@ -15,14 +13,10 @@ def step_of(label):
 
 
 @pytest.mark.timeout(900)
-def test_the_pool_follows_its_slider_and_plays(lab, run_notebook, push_every_slider):
+def test_the_pool_follows_its_slider_and_plays(run_notebook, push_every_slider, tracebacks):
     from playwright.sync_api import expect
 
-    nb = nbformat.read(NOTEBOOK, 4)
-    last = next(i for i, cell in enumerate(nb.cells) if "show_plotly(" in cell.source)
-    nb.cells = nb.cells[: last + 1]  # up to the explorer and the film; test-notebooks runs all of them
-    nbformat.write(nb, lab[1] / NOTEBOOK.name)
-    page = run_notebook(NOTEBOOK.name)
+    page = run_notebook(NOTEBOOK, until="show_plotly(")
     labels = push_every_slider(page)
     assert [step_of(label) for label in labels] == [24, 25], "the explorer has one slider: the step"
     assert all("192 slots over 65 steps" in label for label in labels), labels
@@ -43,7 +37,4 @@ def test_the_pool_follows_its_slider_and_plays(lab, run_notebook, push_every_sli
     film.locator("text=play").first.click()
     shown = film.locator(".slider-label").first
     expect(shown).to_have_text(re.compile(r"model step ([3-9]|\d\d)"), timeout=30_000)
-    errors = page.locator(
-        ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']", has_text="Traceback"
-    )
-    assert errors.all_inner_texts() == []
+    assert tracebacks(page) == []
