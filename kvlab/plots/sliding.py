@@ -75,8 +75,8 @@ def share_lines(first: Sequence[float], next_three: Sequence[float], note: str =
     }  # fmt: skip
 
 
-def perplexity_lines(found: Mapping[tuple[int, bool], object], full: object, title: str = "Perplexity") -> dict:
-    """Perplexity against the window. found: (keys kept, with sinks?) -> Spread; full: the Spread of the full cache."""
+def _by_sinks(found: Mapping[tuple[int, bool], object], full: object) -> list[dict]:
+    """A line with its band for each of "with sinks" and "without", and the full cache's level beside them."""
     series = []
     for sinks, label in SINKS.items():
         keys = sorted(w for w, s in found if s == sinks)
@@ -87,6 +87,12 @@ def perplexity_lines(found: Mapping[tuple[int, bool], object], full: object, tit
     keys = sorted({w for w, _ in found})
     series.append({"variant": "full", "label": "full cache", "x": [keys[0], keys[-1]], "y": [full.value] * 2,
                    "points": False})  # fmt: skip
+    return series
+
+
+def perplexity_lines(found: Mapping[tuple[int, bool], object], full: object, title: str = "Perplexity") -> dict:
+    """Perplexity against the window. found: (keys kept, with sinks?) -> Spread; full: the Spread of the full cache."""
+    series = _by_sinks(found, full)
     return {
         "kind": "lines", "title": title, "series": series, "x": WINDOW,
         "y": {"label": "perplexity (band: 95 %), less is better", "scale": "log2"},
@@ -95,16 +101,7 @@ def perplexity_lines(found: Mapping[tuple[int, bool], object], full: object, tit
 
 def recall_lines(found: Mapping[tuple[int, bool], object], full: object, distance: int, layers: int) -> dict:
     """Recall of a fact `distance` tokens back against the window, with the two windows that matter marked."""
-    series = []
-    for sinks, label in SINKS.items():
-        keys = sorted(w for w, s in found if s == sinks)
-        spreads = [found[w, sinks] for w in keys]
-        series.append({"variant": "sliding", "label": label, "x": keys, "y": [s.value for s in spreads],
-                       "low": [s.low for s in spreads], "high": [s.high for s in spreads],
-                       "dashed": not sinks, "solid": sinks})  # fmt: skip
-    keys = sorted({w for w, _ in found})
-    series.append({"variant": "full", "label": "full cache", "x": [keys[0], keys[-1]], "y": [full.value] * 2,
-                   "points": False})  # fmt: skip
+    series = _by_sinks(found, full)
     near, far = distance + 1, -(-distance // layers) + 1  # 1 (W - 1) and layers (W - 1) reach the distance
     marks = [{"label": f"W = {far}: {layers} layers reach it", "value": far},
              {"label": f"W = {near}: one layer does", "value": near}]  # fmt: skip

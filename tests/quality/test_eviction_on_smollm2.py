@@ -1,23 +1,11 @@
 """Heavy hitters on real text: 20% of 384 tokens, against a window with sinks of equal bytes, and against chance."""
 
-import pytest
-import torch
-
-from kvlab import evaluate, load_smollm2
-from kvlab.checkpoint import CheckpointError
+from kvlab import evaluate
 from kvlab.pretrained import sample_text
 from kvlab.quality import table
 
 TOKENS = 384
 BUDGET = TOKENS // 5
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    try:
-        return load_smollm2(torch.float32)
-    except CheckpointError as error:
-        pytest.skip(f"SmolLM2's file cannot be had: {error}")
 
 
 def test_heavy_hitters_beat_a_window_of_equal_bytes_and_chance_and_need_recent_tokens(smollm2):

@@ -1,24 +1,14 @@
 """Layers that share, on a model that was not trained for it: the figures that notebook 06 tells of, in small."""
 
-import pytest
 import torch
 
-from kvlab import evaluate, load_smollm2
-from kvlab.checkpoint import CheckpointError
+from kvlab import evaluate
 from kvlab.pretrained import sample_text
 from kvlab.quality import reference, table
 from kvlab.sharing import price_of_pairs, price_of_silence, similarity
 from kvlab.sharing import table as pair_table
 
 TOKENS = 128  # in one chunk: exact for a cache that neither rounds nor forgets by position
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    try:
-        return load_smollm2(torch.float32)
-    except CheckpointError as error:
-        pytest.skip(f"SmolLM2's file cannot be had: {error}")
 
 
 def test_keys_and_values_of_other_layers_are_of_no_use_to_smollm2(smollm2):

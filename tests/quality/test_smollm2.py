@@ -5,10 +5,8 @@ query reads codes. Groups are of 64 tokens or, per token, of 64 channels, which 
 """
 
 import pytest
-import torch
 
-from kvlab import evaluate, load_smollm2, recall
-from kvlab.checkpoint import CheckpointError
+from kvlab import evaluate, recall
 from kvlab.pretrained import sample_text
 from kvlab.quality import table
 
@@ -35,14 +33,6 @@ CACHES = {
     "int2 token": quantized(2),
     **{f"window {WINDOW - sinks} + {sinks}": window(sinks) for sinks in (0, 4, 8, 16)},
 }
-
-
-@pytest.fixture(scope="module")
-def smollm2():
-    try:
-        return load_smollm2(torch.float32)
-    except CheckpointError as error:
-        pytest.skip(f"SmolLM2's file cannot be had: {error}")
 
 
 @pytest.fixture(scope="module")
