@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvlab.caches.base import KVCache
 from kvlab.config import ModelConfig, check_int
+from kvlab.measure.watch import layer_outputs
 from kvlab.model import GPT
 
 
@@ -63,15 +64,7 @@ def toy(layers: int, seed: int = 0) -> GPT:
 def _outputs(model: GPT, ids: Tensor, make, chunk: int) -> list[Tensor]:
     """What each layer gives, and the logits: (1, T, C) and (1, T, vocab)."""
     cache: KVCache | None = make() if make is not None else None
-    layers: list[list[Tensor]] = [[] for _ in model.layers]
-    hooks = [
-        block.register_forward_hook(lambda module, args, out, kept=kept: kept.append(out))
-        for block, kept in zip(model.layers, layers)
-    ]
-    try:
-        step = ids.shape[1] if cache is None else chunk
+    step = ids.shape[1] if cache is None else chunk
+    with layer_outputs(model) as layers:
         logits = [model(ids[:, i : i + step], cache) for i in range(0, ids.shape[1], step)]
-    finally:
-        for hook in hooks:
-            hook.remove()
     return [torch.cat(kept, 1) for kept in (*layers, logits)]

@@ -15,7 +15,7 @@ from kvlab.caches.codecs import make_codec
 from kvlab.caches.quantized import QuantizedCache
 from kvlab.config import ModelConfig
 from kvlab.measure import count_flops, memory
-from kvlab.measure.watch import Watch
+from kvlab.measure.watch import Watch, layer_outputs
 
 
 @torch.no_grad()
@@ -60,18 +60,11 @@ def error_by_layer(model, ids: Tensor, caches: dict[str, tuple[str, dict]], chun
     """
 
     def states(kind, options):
-        cache, kept = make_cache(kind, model, 1, ids.shape[1], **options), [[] for _ in model.layers]
-        hooks = [
-            block.register_forward_hook(lambda m, args, out, at=at: at.append(out[0]))
-            for block, at in zip(model.layers, kept)
-        ]
-        try:
+        cache = make_cache(kind, model, 1, ids.shape[1], **options)
+        with layer_outputs(model) as kept:
             for part in ids.split(chunk, 1):
                 model(part, cache, logits_to_keep=1)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return torch.stack([torch.cat(at) for at in kept])  # (layers, N, C)
+        return torch.stack([torch.cat(of, 1)[0] for of in kept])  # (layers, N, C)
 
     full = states("full", {})
     return {name: (states(*spec) - full).norm(dim=-1) / full.norm(dim=-1) for name, spec in caches.items()}

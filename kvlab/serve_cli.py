@@ -40,12 +40,10 @@ def main(argv: Sequence[str]) -> int:
     arrivals = _arrivals(args)
     if args.write_trace:
         write_trace(args.write_trace, arrivals)
-    from kvlab.serving.rivals import allocator_for, simulate  # loads torch, for which wrong options need not wait
+    from kvlab.serving.rivals import check_names, simulate  # loads torch, for which wrong options need not wait
 
     names = _names(args.rivals, args.block_size)
-    for name in names:
-        if name != "padded":
-            allocator_for(name, slots)
+    check_names(names, slots)
     sharing = any(a.prefix_tokens for a in arrivals)
     found = []
     with bar(len(arrivals) * len(names), "serve-sim", not args.quiet) as shown:

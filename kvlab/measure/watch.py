@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -27,6 +28,21 @@ class Watch(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         return self.run(func, args, kwargs)
+
+
+@contextlib.contextmanager
+def layer_outputs(model):
+    """A list for each layer of a GPT, to which every forward pass inside adds what the layer gives, (B, T, C)."""
+    kept: list[list[torch.Tensor]] = [[] for _ in model.layers]
+    hooks = [
+        block.register_forward_hook(lambda module, args, out, of=of: of.append(out))
+        for block, of in zip(model.layers, kept)
+    ]
+    try:
+        yield kept
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def storage_of(tensor: torch.Tensor):

@@ -103,13 +103,18 @@ def simulate(
     return found
 
 
+def check_names(names: Sequence[str], num_slots: int) -> None:
+    """Raises ValueError for an unknown rival, or one whose block has no room: better said before the first has run."""
+    for name in names:
+        if name != "padded":
+            allocator_for(name, num_slots)
+
+
 def compare(
     arrivals: Sequence[Arrival], num_slots: int, names: Sequence[str] = tuple(RIVALS), **options
 ) -> list[Figures]:
     """simulate() for each of the rivals; options are its own."""
-    for name in names:
-        if name != "padded":
-            allocator_for(name, num_slots)  # an unknown name is better known before the first has run
+    check_names(names, num_slots)
     return [simulate(name, arrivals, num_slots, **options) for name in names]
 
 

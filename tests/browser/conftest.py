@@ -113,6 +113,19 @@ def run_notebook(browser, lab):
 
 
 @pytest.fixture
+def page(browser, request):
+    """The file PAGE of the test module, open in a tab; errors and asked: what it complained of and asked for."""
+    page = browser.new_page(viewport={"width": 1100, "height": 900})
+    page.errors, page.asked = [], []
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.on("console", lambda message: page.errors.append(message.text))
+    page.on("request", lambda asked: page.asked.append(asked.url))
+    page.goto(request.module.PAGE.as_uri())
+    yield page
+    page.close()
+
+
+@pytest.fixture
 def tracebacks():
     """tracebacks(page): what failed in the notebook's cells and callbacks, as shown."""
     stderr = ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']"

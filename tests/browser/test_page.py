@@ -53,18 +53,6 @@ RUN = """(vectors) => vectors.map((v) => {
 })"""
 
 
-@pytest.fixture
-def page(browser):
-    page = browser.new_page(viewport={"width": 1100, "height": 900})
-    page.errors, page.asked = [], []
-    page.on("pageerror", lambda error: page.errors.append(str(error)))
-    page.on("console", lambda message: page.errors.append(message.text))
-    page.on("request", lambda request: page.asked.append(request.url))
-    page.goto(PAGE.as_uri())
-    yield page
-    page.close()
-
-
 def test_the_page_computes_what_python_computes(page):
     given = vectors()
     refused = [v for v in given if "error" in v]

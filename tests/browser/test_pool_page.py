@@ -21,18 +21,6 @@ SWEEP = """() => {
 }"""
 
 
-@pytest.fixture
-def page(browser):
-    page = browser.new_page(viewport={"width": 1100, "height": 900})
-    page.errors, page.asked = [], []
-    page.on("pageerror", lambda error: page.errors.append(str(error)))
-    page.on("console", lambda message: page.errors.append(message.text))
-    page.on("request", lambda request: page.asked.append(request.url))
-    page.goto(PAGE.as_uri())
-    yield page
-    page.close()
-
-
 @pytest.mark.parametrize("kept", pool.KEPT)
 def test_every_step_is_the_traces(page, kept):
     page.locator("#kept").select_option(kept)
